@@ -1,0 +1,83 @@
+"""Small JSON about the server itself: its models, and the probes."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict
+
+from app.faces._face import EngineDep
+from app.problems import responses
+from pushforward.errors import UnknownModel
+
+
+class ModelSummary(BaseModel):
+    """A registered model in a line."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    version: int
+
+
+class ArraySpec(BaseModel):
+    """An array of a model's signature; `null` in its shape is a free axis."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    shape: list[int | None]
+    dtype: str
+    axes: list[str]
+    differentiable: bool
+
+
+class ModelDescription(ModelSummary):
+    """A model's signature: everything that can go in, come out or be differentiated."""
+
+    dtype: str
+    inputs: list[ArraySpec]
+    states: list[ArraySpec]
+    parameters: list[ArraySpec]
+    outputs: list[ArraySpec]
+    hidden: list[ArraySpec]
+    causal: bool
+    strategies: list[str]
+
+
+class Status(BaseModel):
+    """The answer of a probe."""
+
+    status: str
+
+
+def router() -> APIRouter:
+    """Make the routes of the catalogue and of the probes."""
+    routes = APIRouter()
+
+    @routes.get(
+        "/models", tags=["models"], operation_id="models", summary="List the models", response_model=list[ModelSummary]
+    )
+    async def list_models(engine: EngineDep) -> list[dict[str, Any]]:
+        return engine.listing()
+
+    @routes.get(
+        "/models/{name}",
+        tags=["models"],
+        operation_id="model",
+        summary="Describe one model, as `name` or `name@version`",
+        responses=responses(UnknownModel),
+        response_model=ModelDescription,
+    )
+    async def describe_model(name: str, engine: EngineDep) -> dict[str, Any]:
+        return engine.describe(name)
+
+    @routes.get("/health/live", tags=["health"], operation_id="live", summary="Is the process alive?")
+    async def live() -> Status:
+        return Status(status="live")
+
+    @routes.get("/health/ready", tags=["health"], operation_id="ready", summary="Are the models loaded and warm?")
+    async def ready(engine: EngineDep) -> Status:
+        # The server accepts connections only once the lifespan has warmed the models: to be asked is to be ready.
+        return Status(status="ready")
+
+    return routes

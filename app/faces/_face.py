@@ -1,0 +1,97 @@
+"""What a face is, and all it may know of the engine below it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol
+
+from fastapi import Depends, FastAPI, Request
+
+from app.calls import Answer, Call
+from app.settings import Settings
+
+
+class Operator(Protocol):
+    """What a face reads of an operator, to make its route and its documentation."""
+
+    @property
+    def name(self) -> str:
+        """The name, which is also the route."""
+        ...
+
+    @property
+    def summary(self) -> str:
+        """One line for OpenAPI."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """The paragraph below it."""
+        ...
+
+    @property
+    def request_fields(self) -> Sequence[str]:
+        """Array fields of a request, such as `inputs`."""
+        ...
+
+    @property
+    def response_fields(self) -> Sequence[str]:
+        """Array fields of an answer."""
+        ...
+
+    @property
+    def options(self) -> Mapping[str, Mapping[str, Any]]:
+        """Further members of a request, each with its JSON schema."""
+        ...
+
+    @property
+    def required(self) -> Sequence[str]:
+        """Fields and options that a request must have."""
+        ...
+
+    def example(self, model: Any) -> dict[str, Any]:
+        """Make a small JSON request that runs on `model`."""
+        ...
+
+
+class Engine(Protocol):
+    """The engine as the faces see it."""
+
+    @property
+    def models(self) -> Mapping[str, Any]:
+        """The registered models by name."""
+        ...
+
+    async def start(self) -> None:
+        """Load and warm the models."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what runs, refuse what comes."""
+        ...
+
+    async def __call__(self, call: Call) -> Answer:
+        """Answer one call."""
+        ...
+
+    def listing(self) -> list[dict[str, Any]]:
+        """Sum up each registered model."""
+        ...
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Describe one model: its signature and its strategies."""
+        ...
+
+
+@dataclass(frozen=True)
+class Face:
+    """One protocol. `mount` adds its routes, or a sub-application of its own, to the application."""
+
+    name: str
+    mount: Callable[[FastAPI, Settings, Mapping[str, Operator]], None]
+
+
+async def _engine(request: Request) -> Engine:
+    return request.state.engine
+
+
+EngineDep = Annotated[Engine, Depends(_engine)]

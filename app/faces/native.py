@@ -1,0 +1,101 @@
+"""Our own protocol: one route per operator, in any format there is a codec for."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+
+from fastapi import APIRouter, FastAPI, Request, Response
+
+from app.faces import _catalogue
+from app.faces._face import EngineDep, Face, Operator
+from app.faces._openapi import document, operation
+from app.faces._translate import to_call, to_message
+from app.faces._work import Offload, while_connected
+from app.problems import responses
+from app.settings import Settings, variable
+from pushforward import errors
+from pushforward.wire import Codec, Message, codecs
+from pushforward.wire._negotiate import for_accept, for_content_type
+
+_PROBLEMS = responses(
+    errors.MalformedBody,
+    errors.UnknownModel,
+    errors.NotAcceptable,
+    errors.TooLarge,
+    errors.UnsupportedMediaType,
+    errors.InvalidRequest,
+    errors.InvalidArray,
+    errors.UnknownName,
+    errors.NotDifferentiable,
+    errors.InternalError,
+    errors.Overloaded,
+    errors.Draining,
+    errors.DeadlineExceeded,
+)
+
+
+def _endpoint(operator: Operator, offload: Offload, settings: Settings) -> Callable[..., Awaitable[Response]]:
+    async def endpoint(request: Request, engine: EngineDep) -> Response:
+        _check_uncompressed(request)
+        reader = for_content_type(request.headers.get("content-type"))
+        writer = for_accept(",".join(request.headers.getlist("accept")), default=reader)
+        body = await request.body()
+        message = await offload(len(body), partial(reader.decode, body, max_bytes=settings.max_body_bytes))
+        call = to_call(operator, message)
+        answer = await while_connected(request, engine(call))
+        reply = to_message(answer, message)
+        size = sum(array.nbytes for array in reply.arrays.values())
+        _check_size(size, settings)
+        content = await offload(size, partial(_encode, writer, reply))
+        _check_size(len(content), settings)
+        return Response(content, media_type=writer.media_type, headers={"Vary": "Accept"})
+
+    return endpoint
+
+
+def _encode(writer: Codec, reply: Message) -> bytes:
+    try:
+        return writer.encode(reply)
+    except errors.PushforwardError as error:
+        # The codec blames whoever made the message, and this one is ours.
+        raise errors.InternalError(f"the answer can't be written as {writer.name}") from error
+
+
+def _check_uncompressed(request: Request) -> None:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise errors.UnsupportedMediaType(
+            f"expected none, got {encoding[:100]!r}; send the body uncompressed", path="Content-Encoding"
+        )
+
+
+def _check_size(size: int, settings: Settings) -> None:
+    if size > settings.max_response_bytes:
+        raise errors.TooLarge(
+            f"the answer has {size} bytes, the limit is {settings.max_response_bytes}; select fewer outputs, send "
+            f"fewer rows or directions, ask for a slice, or have {variable('max_response_mb')} raised on the server",
+            expected=f"at most {settings.max_response_bytes} bytes",
+            received=f"{size} bytes",
+        )
+
+
+def mount(app: FastAPI, settings: Settings, operators: Mapping[str, Operator]) -> None:
+    """Add the routes of the operators, of the models and of the probes."""
+    offload = Offload()
+    routes = APIRouter(tags=["operators"], responses=_PROBLEMS)
+    for operator in operators.values():
+        routes.add_api_route(
+            f"/{operator.name}",
+            _endpoint(operator, offload, settings),
+            methods=["POST"],
+            operation_id=operator.name,
+            summary=operator.summary,
+            description=operator.description,
+            response_class=Response,
+            openapi_extra=operation(operator, codecs().values()),
+        )
+    app.include_router(routes)
+    app.include_router(_catalogue.router())
+    app.openapi = partial(document, app.openapi, app, operators)
+
+
+FACE = Face("native", mount)

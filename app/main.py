@@ -1,0 +1,71 @@
+"""The application factory: wiring only, and nothing at import."""
+
+from collections.abc import Callable, Mapping
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+
+from app import faces, problems
+from app.faces._face import Engine, Face, Operator
+from app.lifespan import lifespan
+from app.middleware import BodyLimit, RequestId, Unhandled
+from app.settings import Settings
+from pushforward._registry import scan
+
+# The version of the HTTP API, not of the code: within one, there are only additions.
+API_VERSION = "1"
+
+DESCRIPTION = """
+Derivatives of recurrent TensorFlow/Keras models over HTTP: Jacobian-vector products (JVP), vector-Jacobian products
+(VJP) and more.
+
+Every operator takes and gives JSON, safetensors or npz, by `Content-Type` and `Accept`.
+Every error is a problem document (RFC 9457) whose `type` leads to its documentation.
+"""
+
+
+def create_app(
+    settings: Settings | None = None,
+    *,
+    engine_factory: Callable[[Settings], Engine] | None = None,
+    operators: Mapping[str, Operator] | None = None,
+) -> FastAPI:
+    """Make the application.
+
+    Args:
+        settings: read from the environment if not given.
+        engine_factory: makes the engine when the server starts; ours if not given.
+        operators: the operators to make routes for; all of `app.operators` if not given.
+    """
+    settings = settings or Settings()
+    app = FastAPI(
+        title="Pushforward",
+        version=API_VERSION,
+        description=DESCRIPTION,
+        lifespan=lifespan(lambda: (engine_factory or _engine)(settings)),
+        middleware=[
+            Middleware(RequestId),
+            Middleware(Unhandled),
+            Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
+        ],
+        exception_handlers=problems.HANDLERS,
+        responses=problems.responses(),
+    )
+    operators = _operators() if operators is None else operators
+    found: dict[str, Face] = scan(faces, "FACE")
+    for face in found.values():
+        face.mount(app, settings, operators)
+    app.include_router(problems.router())
+    return app
+
+
+def _engine(settings: Settings) -> Engine:
+    from app.engine import Engine
+
+    return Engine.from_settings(settings)
+
+
+def _operators() -> Mapping[str, Operator]:
+    from app import operators
+
+    return scan(operators, "OPERATOR")

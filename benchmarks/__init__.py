@@ -1,0 +1,1 @@
+"""One script per question about speed; run them with `python -m benchmarks`."""

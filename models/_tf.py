@@ -1,0 +1,116 @@
+"""Every name of TensorFlow's internals that this project relies on, each with its reason.
+
+Checked with TensorFlow 2.16.1 and 2.21. If an upgrade breaks one of these, this is the only file to mend.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import forwardprop, forwardprop_util, record
+
+# Suspends every tape and accumulator on this thread: the loops below are recorded as one operation, not op by op.
+stop_recording = record.stop_recording
+
+# While an accumulator computes tangents it ignores what is executed, and tapes opened meanwhile don't work either.
+# Inside this context they do, which a derivative taken within a derivative rule needs.
+fresh_forward_state = forwardprop_util.push_forwardprop_state
+
+Backward = Callable[..., Sequence[tf.Tensor | None]]
+Forward = Callable[..., Sequence[tf.Tensor | None]]
+
+
+def watched(tensors: Sequence[tf.Tensor]) -> list[bool]:
+    """Tell for each tensor whether any active forward accumulator holds a tangent of it."""
+    indices = forwardprop_util.pack_tangents(list(tensors)).indices
+    known = {primal for pairs in indices for primal, _ in pairs}
+    return [i in known for i in range(len(tensors))]
+
+
+def with_derivatives(
+    outputs: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor], backward: Backward, forward: Forward
+) -> list[tf.Tensor]:
+    """Give `outputs`, computed from `inputs` under `stop_recording`, derivative rules of their own.
+
+    `backward(inputs, outputs, *cotangents)` maps cotangents of the outputs (None for zero) to cotangents of the inputs;
+    `forward(inputs, outputs, *tangents)` maps tangents of the inputs to tangents of the outputs. Both are ordinary
+    differentiable code over the inputs and outputs they are given, so derivatives nest in any order.
+
+    `tf.custom_gradient` is not enough: it has no forward rule, so an accumulator transposes the backward one.
+    """
+    inputs, outputs = list(inputs), list(outputs)
+    if not tf.executing_eagerly():
+        # A tape outside the enclosing tf.function never sees the record below: it differentiates the graph. A gradient
+        # attached to this very operation serves it, and is dropped with the graph, unlike a registered override.
+        with stop_recording():
+            operation = tf.raw_ops.IdentityN(input=[*outputs, *inputs])[0].op
+        count = len(outputs)
+        outputs = operation.outputs[:count]
+
+        def graph_gradient(operation: Any, *cotangents: tf.Tensor | None) -> list[tf.Tensor | None]:
+            # The operation's own inputs, unlike `inputs`, are sure to belong to its graph.
+            found = backward(list(operation.inputs)[count:], operation.outputs[:count], *cotangents[:count])
+            return [None] * count + list(found)
+
+        operation._gradient_function = graph_gradient
+
+    def linked_forward(*tangents: tf.Tensor) -> Sequence[tf.Tensor | None]:
+        # Accumulators run before tapes record the operation, so a tape around them would not see that tangents depend
+        # on the outputs. Copies that are on the tape already do it.
+        linked = [tf.identity(t) for t in outputs]
+        record.record_operation_backprop_only(name, linked, inputs, partial(backward, inputs, linked))
+        return forward(inputs, linked, *tangents)
+
+    name = "PushforwardScan"
+    record.record_operation(name, outputs, inputs, partial(backward, inputs, outputs), linked_forward)
+    return outputs
+
+
+def stacked_accumulator(primals: Sequence[tf.Tensor], tangents: Sequence[tf.Tensor]) -> tf.autodiff.ForwardAccumulator:
+    """Make a ForwardAccumulator for K directions at once: tangents have one leading axis more than their primals."""
+    return tf.autodiff.ForwardAccumulator._batch_accumulator(list(primals), list(tangents))
+
+
+def _has_directions(primal: tf.Tensor, tangent: tf.Tensor | None) -> bool:
+    return tangent is not None and tangent.shape.rank == primal.shape.rank + 1
+
+
+def _jvp(
+    op_name: str,
+    attr_tuple: Any,
+    inputs: Sequence[tf.Tensor],
+    outputs: Sequence[tf.Tensor],
+    tangents: Sequence[tf.Tensor | None],
+    use_batch: bool = False,
+) -> Any:
+    # TensorFlow hands a stacked accumulator's input without a tangent a zero of the primal's shape, or None if it is
+    # an integer, and then refuses both because the axis of directions is missing. Calls that are not stacked pass
+    # through unchanged.
+    if not use_batch:
+        return forwardprop._jvp_dispatch(op_name, attr_tuple, inputs, outputs, tangents, use_batch)
+    along = [i for i, (p, t) in enumerate(zip(inputs, tangents, strict=True)) if _has_directions(p, t)]
+    places: list[int] = []
+
+    def every_direction(inputs: list[tf.Tensor], outputs: list[tf.Tensor], given: list[tf.Tensor]) -> list[tf.Tensor]:
+        def one_direction(given: list[tf.Tensor]) -> list[tf.Tensor]:
+            merged = [tf.zeros_like(t) if t.dtype.is_floating else None for t in inputs]
+            for i, tangent in zip(along, given, strict=True):
+                merged[i] = tangent
+            found = forwardprop._jvp_helper(op_name, attr_tuple, inputs, outputs, merged)
+            places[:] = [i for i, t in enumerate(found) if t is not None]
+            return [found[i] for i in places]
+
+        return tf.vectorized_map(one_direction, given)
+
+    # As arguments, not captured: the accumulator would find its own tangents on the captured ones and start over.
+    traced = tf.function(every_direction, autograph=False)
+    stacked = traced(list(inputs), list(outputs), [tangents[i] for i in along])
+    result: list[tf.Tensor | None] = [None] * len(outputs)
+    for i, tangent in zip(places, stacked, strict=True):
+        result[i] = tangent
+    return result
+
+
+pywrap_tfe.TFE_Py_RegisterJVPFunction(_jvp)

@@ -1,0 +1,75 @@
+"""Arrays as raw bytes: what all formats but nested lists have in common."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pushforward.errors import InvalidArray
+
+Array = npt.NDArray[Any]
+
+DTYPES = {
+    name: np.dtype(name).newbyteorder("<")
+    for name in (
+        "float64",
+        "float32",
+        "float16",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint64",
+        "uint32",
+        "uint16",
+        "uint8",
+        "bool",
+    )
+}
+"""The dtypes that can be sent, by the name NumPy gives them, as they lie in a body: little-endian."""
+
+_MAX_AXES = 64  # NumPy's own limit
+
+
+def portable(array: npt.ArrayLike, path: str) -> Array:
+    """The array as it lies in a body: row-major, little-endian.
+
+    Raises:
+        InvalidArray: if its dtype is not one of `DTYPES`, or it is not an array at all.
+    """
+    try:
+        array = np.asarray(array)
+    except ValueError as error:
+        raise InvalidArray(f"not an array: {error}", path=path) from None
+    dtype = DTYPES.get(array.dtype.name)
+    if dtype is None:
+        known = ", ".join(DTYPES)
+        raise InvalidArray(
+            f"dtype {array.dtype} can't be sent; convert it to one of {known}",
+            path=path,
+            expected=list(DTYPES),
+            received=str(array.dtype),
+        )
+    # Not np.ascontiguousarray: that makes a 0-d array 1-d.
+    return np.asarray(array, dtype, order="C")
+
+
+def from_buffer(data: bytes | memoryview, dtype: npt.DTypeLike, shape: Sequence[Any]) -> Array:
+    """The array that exactly fills `data`, as a view of it where alignment and byte order allow.
+
+    Raises:
+        ValueError: if the shape is not one, or asks for another number of bytes than there are.
+    """
+    dtype = np.dtype(dtype)
+    # Bounded before anything is multiplied: the sizes are whatever the sender wrote.
+    if len(shape) > _MAX_AXES or not all(type(size) is int and 0 <= size < 2**63 for size in shape):
+        raise ValueError(f"a shape is a list of at most {_MAX_AXES} non-negative integers")
+    if (needed := math.prod(shape) * dtype.itemsize) != len(data):
+        raise ValueError(f"shape {list(shape)} of {dtype.name} takes {needed} bytes, but there are {len(data)}")
+    try:
+        array = np.frombuffer(data, dtype).reshape(shape)
+    except ValueError as error:  # an empty array with other axes beyond what NumPy can count
+        raise ValueError(f"shape {list(shape)}: {error}") from None
+    return array if array.flags.aligned and dtype.isnative else array.astype(dtype.newbyteorder("="))

@@ -1,0 +1,149 @@
+"""A fake engine and two fake operators: the shell of the server is tested without TensorFlow."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from app.calls import Answer, Call
+from app.main import create_app
+from app.settings import Settings
+from pushforward.errors import DeadlineExceeded, Overloaded, UnknownModel
+
+
+@dataclass(frozen=True)
+class FakeOperator:
+    name: str
+    request_fields: tuple[str, ...]
+    response_fields: tuple[str, ...]
+    required: tuple[str, ...]
+    summary: str = "A fake"
+    description: str = "Doubles what it gets."
+    options: dict[str, Any] = field(
+        default_factory=lambda: {
+            "outputs": {"type": "array", "items": {"type": "string"}, "description": "Which outputs."}
+        }
+    )
+
+    def example(self, model: Any) -> dict[str, Any]:
+        return {"model": model.name} | {name: {"x": [[[0.5], [1.0]]]} for name in self.request_fields}
+
+
+@dataclass
+class FakeEngine:
+    """Answers `echo` with twice its arrays; other models misbehave as their names say."""
+
+    log: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    models: dict[str, Any] = field(default_factory=lambda: {"echo": SimpleNamespace(name="echo", version=1)})
+
+    async def start(self) -> None:
+        self.log.append("start")
+
+    async def close(self) -> None:
+        self.log.append("close")
+
+    def listing(self) -> list[dict[str, Any]]:
+        return [{"name": model.name, "version": model.version} for model in self.models.values()]
+
+    def describe(self, name: str) -> dict[str, Any]:
+        if name not in ("echo", "echo@1"):
+            raise UnknownModel(f"no model {name!r}; there is echo", path="model")
+        x = {"name": "x", "shape": [None, None, 1], "dtype": "float64", "axes": ["batch", "time", "feature"]}
+        return {
+            "name": "echo",
+            "version": 1,
+            "dtype": "float64",
+            "inputs": [x | {"differentiable": True}],
+            "states": [],
+            "parameters": [],
+            "outputs": [x | {"name": "y", "differentiable": True}],
+            "hidden": [],
+            "causal": True,
+            "strategies": ["scan"],
+        }
+
+    async def __call__(self, call: Call) -> Answer:
+        self.calls.append(call)
+        match call.model:
+            case "boom":
+                raise RuntimeError("a secret of the server")
+            case "busy":
+                raise Overloaded("256 calls wait already; send it again later", retry_after_s=3.2)
+            case "late":
+                raise DeadlineExceeded("10 s have passed")
+            case "slow":
+                await self._wait(30.0)
+            case "short":
+                await self._wait(0.5)
+                self.log.append("short")
+            case "computing":
+                await asyncio.to_thread(_burn, 3.0)
+            case "echo" | "echo@1":
+                pass
+            case _:
+                raise UnknownModel(f"no model {call.model!r}; there is echo", path="model")
+        outputs = {"outputs": {"y": 2 * call.arrays["inputs"]["x"]}}
+        tangents = {"tangents": {"y": 2 * call.arrays["tangents"]["x"]}} if "tangents" in call.arrays else {}
+        info = {"rows": object() if call.options.get("outputs") == ["unspeakable"] else 1}
+        return Answer(model="echo", version=1, arrays=outputs | tangents, info=info, extra={})
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+
+def _burn(seconds: float) -> None:
+    stop = time.perf_counter() + seconds
+    array = np.ones(100_000)
+    while time.perf_counter() < stop:
+        np.sin(array, out=array)  # Without the interpreter's lock, as TensorFlow computes.
+
+
+@pytest.fixture
+def fake_engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def fake_operators() -> dict[str, FakeOperator]:
+    return {
+        "evaluate": FakeOperator("evaluate", ("inputs",), ("outputs",), ("inputs",)),
+        "jvp": FakeOperator("jvp", ("inputs", "tangents"), ("outputs", "tangents"), ("inputs", "tangents")),
+    }
+
+
+@pytest.fixture
+def make_shell(fake_engine, fake_operators) -> Callable[..., AbstractContextManager[TestClient]]:
+    """A client of the server around the fake engine, for settings that differ from the defaults."""
+
+    @contextmanager
+    def make(**settings: Any) -> Iterator[TestClient]:
+        app = create_app(Settings(**settings), engine_factory=lambda _: fake_engine, operators=fake_operators)
+        with TestClient(app) as client:
+            yield client
+
+    return make
+
+
+@pytest.fixture
+def shell(make_shell) -> Iterator[TestClient]:
+    with make_shell() as client:
+        yield client
+
+
+@pytest.fixture
+def fake_app(fake_engine, fake_operators):
+    return create_app(Settings(), engine_factory=lambda _: fake_engine, operators=fake_operators)
