@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import keras
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import forwardprop, forwardprop_util, record
@@ -114,3 +115,8 @@ def _jvp(
 
 
 pywrap_tfe.TFE_Py_RegisterJVPFunction(_jvp)
+
+
+def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """List a layer and every layer inside it, however deeply nested; Keras has no public way to reach them all."""
+    return list(layer._flatten_layers(include_self=True, recursive=True))

@@ -34,7 +34,7 @@ class _Plain:
 
 
 def scan(
-    function: Function, consts: Tensors, carry: Tensors, xs: Tensors, *, reverse: bool = False
+    function: Function, consts: Tensors, carry: Tensors, xs: Tensors, *, reverse: bool = False, unrolled: bool = False
 ) -> tuple[Tensors, Tensors]:
     """Run `function` over the leading axis of `xs`, carrying state, as in this plain Python.
 
@@ -48,6 +48,7 @@ def scan(
         carry: the initial state, any shapes; a step returns the same shapes and dtypes.
         xs: at least one tensor, each `(time, ...)`; time may be a free axis but not 0.
         reverse: from the last index to the first.
+        unrolled: write the steps out one after the other instead of a loop; time must then be known.
 
     Returns:
         The carry after the last step, and the stacked outputs `(time, ...)`, each at its step's own index.
@@ -55,8 +56,30 @@ def scan(
     Differentiable with respect to `consts`, `carry` and `xs` where these are floating, by autodiff inside the loop's
     body. A tape keeps the inputs and the carry after each step, nothing else per step: steps are recomputed.
     """
-    final, _, ys, _ = differentiable(_Plain(function), consts, carry, xs, reverse)
+    final, _, ys = (unroll if unrolled else differentiable)(_Plain(function), consts, carry, xs, reverse)[:3]
     return final, ys
+
+
+def unroll(
+    step: Step, consts: Tensors, carry: Tensors, xs: Tensors, reverse: bool
+) -> tuple[Tensors, Tensors, Tensors]:
+    """Run `step` without a loop and return (final carry, carry after each step, ys): ordinary operations only.
+
+    Raises:
+        ValueError: if the number of steps is not known when the function is traced.
+    """
+    time = xs[0].shape[0]
+    if time is None:
+        raise ValueError("an unrolled loop needs a known number of time steps; fix the time axis or use the scan")
+    carry = list(carry)
+    slices = [tf.unstack(x, num=time) for x in xs]
+    rows = []
+    for i in reversed(range(time)) if reverse else range(time):
+        carry, ys, _ = step(consts, carry, [x[i] for x in slices])
+        rows.append((carry, ys))
+    rows = rows[::-1] if reverse else rows
+    after, ys = ([tf.stack(column) for column in zip(*part, strict=True)] for part in zip(*rows, strict=True))
+    return carry, after, ys
 
 
 @tf.autograph.experimental.do_not_convert

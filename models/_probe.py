@@ -1,0 +1,58 @@
+"""How a program reaches the recurrent layers inside a model: initial states in, states after each step out."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import keras
+import tensorflow as tf
+
+Tensors = list[tf.Tensor]
+Maybe = list[tf.Tensor | None]
+
+
+@dataclass
+class Visit:
+    """What happened to one recurrent layer while a model was called under a probe."""
+
+    calls: int = 0
+    default_initial: bool = False
+    initial: Tensors = field(default_factory=list)
+    final: Tensors = field(default_factory=list)
+    hidden: Tensors = field(default_factory=list)
+
+
+@dataclass
+class Probe:
+    """One call's wishes (`unrolled`, `initial`, `nudges`) and findings (`visits`), keyed by the layer's `id`.
+
+    `initial` and `nudges` hold a tensor or None per slot; a nudge is `(batch, time, ...)`.
+    """
+
+    unrolled: bool = False
+    initial: dict[int, Maybe] = field(default_factory=dict)
+    nudges: dict[int, Maybe] = field(default_factory=dict)
+    visits: dict[int, Visit] = field(default_factory=dict)
+
+    def visit(self, layer: keras.layers.Layer) -> Visit:
+        """Return the record of a layer, a new one at its first visit."""
+        return self.visits.setdefault(id(layer), Visit())
+
+
+_ACTIVE: ContextVar[Probe | None] = ContextVar("probe", default=None)
+
+
+def active() -> Probe | None:
+    """Return the probe of the current call, if any."""
+    return _ACTIVE.get()
+
+
+@contextmanager
+def probing(probe: Probe) -> Iterator[Probe]:
+    """Make `probe` the active one."""
+    token = _ACTIVE.set(probe)
+    try:
+        yield probe
+    finally:
+        _ACTIVE.reset(token)

@@ -1,0 +1,63 @@
+"""The fully connected recurrence of Elman (doi:10.1207/s15516709cog1402_1): `h' = φ(p + h U)`."""
+
+from dataclasses import dataclass
+
+import keras
+import tensorflow as tf
+
+from models.cells._activation import Activation, is_elementwise, value_and_slope
+from models.cells._cell import Cell, Maybe, Tensors, outer, product_tangent, read, scaled, times, total
+
+
+@dataclass(frozen=True)
+class SimpleRnn:
+    """An Elman cell with an elementwise activation."""
+
+    activation: Activation
+    slots = ("h",)
+
+    def weights(self, cell: keras.layers.SimpleRNNCell) -> Tensors:  # noqa: D102
+        found = [cell.kernel, cell.recurrent_kernel] + ([cell.bias] if cell.use_bias else [])
+        return [read(w, cell.compute_dtype) for w in found]
+
+    def project(self, weights: Tensors, x: tf.Tensor) -> tf.Tensor:  # noqa: D102
+        p = times(x, weights[0])
+        return p + weights[2] if len(weights) > 2 else p
+
+    def consts(self, weights: Tensors) -> Tensors:  # noqa: D102
+        return [weights[1]]
+
+    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor) -> Tensors:  # noqa: D102
+        return [self.activation(p + times(carry[0], consts[0]))]
+
+    def linearise(self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor) -> tuple[Tensors, Tensors]:  # noqa: D102
+        return [value_and_slope(self.activation, p + times(before[0], consts[0]))[1]], []
+
+    def source(  # noqa: D102
+        self, consts: Tensors, coefficients: Tensors, before: Tensors, d_consts: Maybe, dp: tf.Tensor | None
+    ) -> Maybe:
+        return [scaled(coefficients[0], total(dp, product_tangent(before[0], d_consts[0])))]
+
+    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors) -> Tensors:  # noqa: D102
+        return [coefficients[0] * times(tangents[0], consts[0])]
+
+    def pull(self, consts: Tensors, coefficients: Tensors, cotangents: Tensors) -> Tensors:  # noqa: D102
+        return [times(coefficients[0] * cotangents[0], consts[0], transpose=True)]
+
+    def collect(  # noqa: D102
+        self, consts: Tensors, coefficients: Tensors, before: Tensors, cotangents: Tensors
+    ) -> tuple[Tensors, tf.Tensor]:
+        gp = coefficients[0] * cotangents[0]
+        return [outer(before[0], gp)], gp
+
+
+class _Kind:
+    name = "simple_rnn"
+
+    def match(self, cell: keras.layers.Layer) -> Cell | None:
+        if type(cell) is not keras.layers.SimpleRNNCell or not is_elementwise(cell.activation, cell.units):
+            return None
+        return SimpleRnn(cell.activation)
+
+
+CELL = _Kind()

@@ -1,0 +1,140 @@
+"""The scan primitive for hand-written cells: the same contract as `scan`, with the cell's own linearisation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from models import _tf
+from models._loop import run
+from models.cells._cell import Cell, Maybe, Tensors
+from models.scan import cut, differentiable, directions, present, shifted, stacked_zeros, time_first, time_second, unroll
+
+
+@tf.autograph.experimental.do_not_convert
+def recur(
+    cell: Cell,
+    consts: Tensors,
+    carry: Tensors,
+    p: tf.Tensor,
+    *,
+    mask: tf.Tensor | None = None,
+    nudges: Maybe | None = None,
+    reverse: bool = False,
+    unrolled: bool = False,
+) -> Tensors:
+    """Run a cell over time and return its state after each step, `(time, batch, units)` per slot.
+
+    Args:
+        cell: the hand-written cell.
+        consts: the recurrent weights, `cell.consts(...)`.
+        carry: the initial state, `(batch, units)` per slot.
+        p: the projected input, `(time, batch, gates * units)`.
+        mask: `(time, batch, 1)`, boolean; where it is False a step leaves the state as it was.
+        nudges: per slot None or `(time, batch, units)`, added to the state after each step (after masking). Zeros make
+            the cotangent of a nudge the total derivative with respect to the state after that step.
+        reverse: from the last index to the first.
+        unrolled: write the steps out instead of a loop; time must then be known.
+
+    Differentiable with respect to `consts`, `carry`, `p` and `nudges`. A tape keeps these and the states, nothing else.
+    """
+    slots = len(cell.slots)
+    nudges = list(nudges) if nudges is not None else [None] * slots
+    nudged, extras = tuple(n is not None for n in nudges), present(nudges)
+    masks = [] if mask is None else [mask]
+    inputs = [tf.convert_to_tensor(t) for t in [*consts, *carry, p, *extras, *masks]]
+    sizes = [len(consts), slots, 1, len(extras), len(masks)]
+    seen = _tf.watched(inputs)
+    k, c, v, n, m = cut(inputs, *sizes)
+    step = _Primal(cell, nudged, bool(m))
+    if unrolled:
+        return unroll(step, k, c, v + n + m, reverse)[1]
+    _, outputs, _, _ = run(step, k, c, v + n + m, reverse)
+
+    def prepare(inputs: Tensors, after: Tensors) -> tuple[list[Tensors], Tensors, tuple[Tensors, Tensors]]:
+        parts = cut(inputs, *sizes)
+        before = shifted(parts[1], after, reverse)
+        return parts, before, cell.linearise(parts[0], before, after, parts[2][0])
+
+    def forward(inputs: Tensors, after: Tensors, *tangents: tf.Tensor) -> Maybe:
+        (k, c, _, _, m), before, (inner, bulk) = prepare(inputs, after)
+        known = [t if s and p.dtype.is_floating else None for t, s, p in zip(tangents, seen, inputs, strict=True)]
+        dk, dc, (dp,), dn, _ = cut(known, *sizes)
+        count = directions(inputs, known)
+        along = (lambda t: t) if count is None else (lambda t: tf.expand_dims(t, 1))
+        dp = None if dp is None else time_first(dp, inputs[sum(sizes[:2])])
+        sources = cell.source(k, [along(t) for t in inner + bulk], before, dk, dp)
+        if m:
+            sources = [None if s is None else tf.where(along(m[0]), s, 0) for s in sources]
+        rest = iter(d if d is None else time_first(d, a) for d, a in zip(dn, cut(inputs, *sizes)[3], strict=True))
+        sources = [_add(s, next(rest) if has else None) for s, has in zip(sources, nudged, strict=True)]
+        step = _Push(cell, len(inner), tuple(s is not None for s in sources), bool(m))
+        start = [stacked_zeros(s, count) if d is None else d for d, s in zip(dc, c, strict=True)]
+        _, stacks, _, _ = differentiable(step, k, start, inner + present(sources) + m, reverse)
+        return [time_second(s, count) for s in stacks]
+
+    def backward(inputs: Tensors, after: Tensors, *cotangents: tf.Tensor | None) -> Maybe:
+        (k, c, _, _, m), before, (inner, bulk) = prepare(inputs, after)
+        step = _Pull(cell, len(inner), tuple(g is not None for g in cotangents), bool(m))
+        start = [tf.zeros_like(s) for s in c]
+        gc, _, totals, _ = differentiable(step, k, start, inner + present(cotangents) + m, not reverse)
+        through = [tf.where(m[0], g, 0) for g in totals] if m else totals
+        gk, gp = cell.collect(k, inner + bulk, before, through)
+        return [*gk, *gc, gp, *(g for g, has in zip(totals, nudged, strict=True) if has), *(None for _ in m)]
+
+    return _tf.with_derivatives(outputs, inputs, backward, forward)
+
+
+def _add(a: tf.Tensor | None, b: tf.Tensor | None) -> tf.Tensor | None:
+    return b if a is None else a if b is None else a + b
+
+
+def _choose(mask: Sequence[tf.Tensor], new: Tensors, old: Tensors) -> Tensors:
+    return [tf.where(mask[0], n, o) for n, o in zip(new, old, strict=True)] if mask else new
+
+
+def _plus(values: Tensors, has: tuple[bool, ...], terms: Tensors) -> Tensors:
+    rest = iter(terms)
+    return [v + next(rest) if h else v for v, h in zip(values, has, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Primal:
+    cell: Cell
+    nudged: tuple[bool, ...]
+    masked: bool
+
+    def __call__(self, consts: Tensors, carry: Tensors, x: Tensors) -> tuple[Tensors, Tensors, Tensors]:
+        (p,), nudges, mask = cut(x, 1, sum(self.nudged), self.masked)
+        new = _choose(mask, self.cell.step(consts, carry, p), carry)
+        return _plus(new, self.nudged, nudges), [], []
+
+
+@dataclass(frozen=True)
+class _Push:
+    """The tangent of the state through one step."""
+
+    cell: Cell
+    coefficients: int
+    sources: tuple[bool, ...]
+    masked: bool
+
+    def __call__(self, consts: Tensors, carry: Tensors, x: Tensors) -> tuple[Tensors, Tensors, Tensors]:
+        coefficients, sources, mask = cut(x, self.coefficients, sum(self.sources), self.masked)
+        new = _choose(mask, self.cell.push(consts, coefficients, carry), carry)
+        return _plus(new, self.sources, sources), [], []
+
+
+@dataclass(frozen=True)
+class _Pull:
+    """The cotangent of the state back through one step; stacks the total cotangent after each step."""
+
+    cell: Cell
+    coefficients: int
+    given: tuple[bool, ...]
+    masked: bool
+
+    def __call__(self, consts: Tensors, carry: Tensors, x: Tensors) -> tuple[Tensors, Tensors, Tensors]:
+        coefficients, given, mask = cut(x, self.coefficients, sum(self.given), self.masked)
+        totals = _plus(carry, self.given, given)
+        return _choose(mask, self.cell.pull(consts, coefficients, totals), totals), totals, []
