@@ -23,11 +23,21 @@ Backward = Callable[..., Sequence[tf.Tensor | None]]
 Forward = Callable[..., Sequence[tf.Tensor | None]]
 
 
+def tangents(tensors: Sequence[tf.Tensor]) -> list[dict[int, tf.Tensor]]:
+    """Return, for each active forward accumulator that holds any, its tangents of these tensors by their index."""
+    info = forwardprop_util.pack_tangents(list(tensors))
+    everything = [*tensors, *info.tangents]
+    return [{primal: everything[i] for primal, i in pairs} for pairs in info.indices if pairs]
+
+
 def watched(tensors: Sequence[tf.Tensor]) -> list[bool]:
     """Tell for each tensor whether any active forward accumulator holds a tangent of it."""
-    indices = forwardprop_util.pack_tangents(list(tensors)).indices
-    known = {primal for pairs in indices for primal, _ in pairs}
+    known = {primal for held in tangents(tensors) for primal in held}
     return [i in known for i in range(len(tensors))]
+
+
+# Tells whether any active tape watches any of the tensors; accumulators don't count.
+taped = record.should_record_backprop
 
 
 def with_derivatives(

@@ -8,7 +8,18 @@ import tensorflow as tf
 from models import _tf
 from models._loop import run
 from models.cells._cell import Cell, Maybe, Tensors
-from models.scan import cut, differentiable, directions, present, shifted, stacked_zeros, time_first, time_second, unroll
+from models.scan import (
+    cut,
+    differentiable,
+    directions,
+    kept,
+    present,
+    shifted,
+    stacked_zeros,
+    time_first,
+    time_second,
+    unroll,
+)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -49,7 +60,13 @@ def recur(
     step = _Primal(cell, nudged, bool(m))
     if unrolled:
         return unroll(step, k, c, v + n + m, reverse)[1]
-    _, outputs, _, _ = run(step, k, c, v + n + m, reverse)
+    held = _tf.tangents(inputs)
+    together = len(held) == 1 and not _tf.taped(inputs)
+    if together:
+        # Nothing else will differentiate the tangent, so state and tangent share one loop: no coefficients are stacked.
+        outputs, d_outputs = _with_tangent(cell, inputs, sizes, nudged, held[0], reverse)
+    else:
+        _, outputs, _, _ = run(step, k, c, v + n + m, reverse)
 
     def prepare(inputs: Tensors, after: Tensors) -> tuple[list[Tensors], Tensors, tuple[Tensors, Tensors]]:
         parts = cut(inputs, *sizes)
@@ -57,6 +74,8 @@ def recur(
         return parts, before, cell.linearise(parts[0], before, after, parts[2][0])
 
     def forward(inputs: Tensors, after: Tensors, *tangents: tf.Tensor) -> Maybe:
+        if together:
+            return d_outputs
         (k, c, _, _, m), before, (inner, bulk) = prepare(inputs, after)
         known = [t if s and p.dtype.is_floating else None for t, s, p in zip(tangents, seen, inputs, strict=True)]
         dk, dc, (dp,), dn, _ = cut(known, *sizes)
@@ -85,6 +104,29 @@ def recur(
     return _tf.with_derivatives(outputs, inputs, backward, forward)
 
 
+def _with_tangent(
+    cell: Cell,
+    inputs: Tensors,
+    sizes: Sequence[int],
+    nudged: tuple[bool, ...],
+    held: dict[int, tf.Tensor],
+    reverse: bool,
+) -> tuple[Tensors, Tensors]:
+    """Compute the states after each step and their tangents in one loop."""
+    known = [held.get(i) if t.dtype.is_floating else None for i, t in enumerate(inputs)]
+    k, c, v, n, m = cut(inputs, *sizes)
+    dk, dc, dv, dn, _ = cut(known, *sizes)
+    count = directions(inputs, known)
+    dv, dn = (
+        [d if d is None else time_first(d, a) for d, a in zip(ds, part, strict=True)] for ds, part in ((dv, v), (dn, n))
+    )
+    dc = [stacked_zeros(s, count) if d is None else d for d, s in zip(dc, c, strict=True)]
+    step = _Dual(cell, nudged, bool(m), kept(dk), kept(dv), kept(dn))
+    _, stacks, _, _ = run(step, k + present(dk), c + dc, v + n + m + present(dv) + present(dn), reverse)
+    after, d_after = cut(stacks, len(c), len(c))
+    return after, [time_second(d, count) for d in d_after]
+
+
 def _add(a: tf.Tensor | None, b: tf.Tensor | None) -> tf.Tensor | None:
     return b if a is None else a if b is None else a + b
 
@@ -108,6 +150,38 @@ class _Primal:
         (p,), nudges, mask = cut(x, 1, sum(self.nudged), self.masked)
         new = _choose(mask, self.cell.step(consts, carry, p), carry)
         return _plus(new, self.nudged, nudges), [], []
+
+
+@dataclass(frozen=True)
+class _Dual:
+    """A step and its tangent, `(state, tangent)` to `(state, tangent)`."""
+
+    cell: Cell
+    nudged: tuple[bool, ...]
+    masked: bool
+    d_consts: tuple[bool, ...]
+    d_p: tuple[bool, ...]
+    d_nudges: tuple[bool, ...]
+
+    def __call__(self, consts: Tensors, carry: Tensors, x: Tensors) -> tuple[Tensors, Tensors, Tensors]:
+        slots, nudges = len(self.cell.slots), sum(self.nudged)
+        k, dk = cut(consts, len(self.d_consts), sum(self.d_consts))
+        c, dc = cut(carry, slots, slots)
+        v, dv, dn = cut(x, 1 + nudges + self.masked, sum(self.d_p), sum(self.d_nudges))
+        new, _, _ = _Primal(self.cell, self.nudged, self.masked)(k, c, v)
+        inner, bulk = self.cell.linearise(k, c, new, v[0])
+        (dp,) = _spread(self.d_p, dv)
+        sources = self.cell.source(k, inner + bulk, c, _spread(self.d_consts, dk), dp)
+        pushed = [_add(d, s) for d, s in zip(self.cell.push(k, inner, dc), sources, strict=True)]
+        pushed = _choose(v[1 + nudges :], pushed, dc)
+        d_nudges = iter(_spread(self.d_nudges, dn))
+        moved = [_add(d, next(d_nudges) if has else None) for d, has in zip(pushed, self.nudged, strict=True)]
+        return [*new, *moved], [], []
+
+
+def _spread(has: tuple[bool, ...], values: Tensors) -> Maybe:
+    rest = iter(values)
+    return [next(rest) if h else None for h in has]
 
 
 @dataclass(frozen=True)

@@ -60,9 +60,7 @@ def scan(
     return final, ys
 
 
-def unroll(
-    step: Step, consts: Tensors, carry: Tensors, xs: Tensors, reverse: bool
-) -> tuple[Tensors, Tensors, Tensors]:
+def unroll(step: Step, consts: Tensors, carry: Tensors, xs: Tensors, reverse: bool) -> tuple[Tensors, Tensors, Tensors]:
     """Run `step` without a loop and return (final carry, carry after each step, ys): ordinary operations only.
 
     Raises:

@@ -2,6 +2,7 @@
 
 Given the states before every step, the derivative of each step is a linear map whose coefficients are computed for the
 whole sequence in a few large products. What is left inside the loop is one small product per step and direction. The
+same code, given one step without a time axis, is that step's own linearisation. The
 tangent (`source`, `push`) and the cotangent (`pull`, `collect`) use the same coefficients, transposed; this is the
 tangent linear and adjoint model of Griewank and Walther, Evaluating Derivatives (doi:10.1137/1.9780898717761), ch. 3.
 """
@@ -15,7 +16,6 @@ import tensorflow as tf
 
 Tensors = list[tf.Tensor]
 Maybe = Sequence[tf.Tensor | None]
-
 
 
 class Cell(Protocol):
@@ -43,16 +43,17 @@ class Cell(Protocol):
         """Advance the state, `(B, H)` per slot, by one step with projected input `(B, G)`."""
         ...
 
-    def linearise(
-        self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor
-    ) -> tuple[Tensors, Tensors]:
+    def linearise(self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor) -> tuple[Tensors, Tensors]:
         """Compute the coefficients of all steps: (for the loop, for the products over all steps)."""
         ...
 
     def source(
         self, consts: Tensors, coefficients: Tensors, before: Tensors, d_consts: Maybe, dp: tf.Tensor | None
     ) -> Maybe:
-        """Compute each step's tangent due to `d_consts` and `dp`, `(T, [K,] B, H)` per slot, None for zero."""
+        """Compute the tangent due to `d_consts` and `dp`, `([T,] [K,] B, H)` per slot, None for zero.
+
+        It is called for all steps at once, where coefficients have an axis of size 1 in place of K, and for one step.
+        """
         ...
 
     def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors) -> Tensors:
@@ -84,10 +85,10 @@ def times(a: tf.Tensor, b: tf.Tensor, *, transpose: bool = False) -> tf.Tensor:
 
 
 def product_tangent(a: tf.Tensor, d_matrix: tf.Tensor | None) -> tf.Tensor | None:
-    """Compute `a @ d_matrix` for all steps, `(T, B, H)` with `(H, G)` or `(K, H, G)`."""
+    """Compute `a @ d_matrix`, `([T,] B, H)` with `(H, G)` or `(K, H, G)`, to `([T,] [K,] B, G)`."""
     if d_matrix is None:
         return None
-    return times(a, d_matrix) if d_matrix.shape.rank == 2 else tf.einsum("tbh,khg->tkbg", a, d_matrix)
+    return times(a, d_matrix) if d_matrix.shape.rank == 2 else tf.einsum("...bh,khg->...kbg", a, d_matrix)
 
 
 def bias_tangent(d_bias: tf.Tensor | None) -> tf.Tensor | None:
