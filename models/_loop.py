@@ -21,7 +21,7 @@ class Step(Protocol):
     Steps are hashable (frozen dataclasses), so that eager calls find their traced loop again.
     """
 
-    def __call__(self, consts: Tensors, carry: Tensors, x: Tensors) -> tuple[Tensors, Tensors, Tensors]: ...  # noqa: D102
+    def __call__(self, consts: Tensors, carry: Tensors, x: Tensors) -> tuple[Tensors, Tensors, Tensors]: ...
 
 
 def run(step: Step, consts: Tensors, carry: Tensors, xs: Tensors, reverse: bool) -> list[Tensors]:

@@ -130,3 +130,52 @@ pywrap_tfe.TFE_Py_RegisterJVPFunction(_jvp)
 def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """List a layer and every layer inside it, however deeply nested; Keras has no public way to reach them all."""
     return list(layer._flatten_layers(include_self=True, recursive=True))
+
+
+def direct_sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """List the layers that a layer holds itself."""
+    return list(layer._layers)
+
+
+def model_inputs(
+    network: keras.Model, given: Sequence[tf.TensorSpec] | None
+) -> tuple[list[tf.TensorSpec], Any, list[str]]:
+    """Return a model's inputs as specs with a free batch axis, the structure it is called with, and their names."""
+    symbolic = getattr(network, "inputs", None)
+    if symbolic:
+        structure = getattr(network, "_inputs_struct", None)
+        structure = symbolic[0] if structure is None else structure
+        flat = keras.tree.flatten(structure)
+        specs = [tf.TensorSpec((None, *t.shape[1:]), keras.backend.standardize_dtype(t.dtype)) for t in flat]
+        names = [t.name for t in flat]
+    else:
+        given = given or _built_inputs(network)
+        specs = [tf.TensorSpec((None, *s.shape[1:]), s.dtype) for s in given]
+        structure = specs[0] if len(specs) == 1 else specs
+        names = [s.name or f"input_{i}" for i, s in enumerate(given)]
+    return specs, structure, ["x"] if len(specs) == 1 else names
+
+
+def _built_inputs(network: keras.Model) -> list[tf.TensorSpec]:
+    shape = (network.get_build_config() or {}).get("input_shape")
+    if shape is None:
+        raise ValueError(
+            f"the inputs of the subclassed model {network.name!r} are not known; call it once before saving it, or pass "
+            "inputs=[keras.Input(...)]"
+        )
+    shapes = [shape] if not shape or not isinstance(shape[0], list | tuple) else shape
+    return [tf.TensorSpec(s, network.compute_dtype) for s in shapes]
+
+
+def named_outputs(network: keras.Model, found: Any) -> tuple[list[str], list[tf.Tensor]]:
+    """Name a model's outputs: `y` if there is one, else the keys or output layers' names."""
+    if isinstance(found, dict):
+        names, tensors = [str(k) for k in found], list(found.values())
+    elif isinstance(found, list | tuple):
+        tensors = list(found)
+        names = [str(n) for n in getattr(network, "output_names", ())]
+        if len(set(names)) != len(tensors):
+            names = [f"output_{i}" for i in range(len(tensors))]
+    else:
+        names, tensors = ["y"], [found]
+    return (["y"] if len(tensors) == 1 else names), [tf.convert_to_tensor(t) for t in tensors]

@@ -13,7 +13,6 @@ from typing import Protocol
 import keras
 import tensorflow as tf
 
-
 Tensors = list[tf.Tensor]
 Maybe = Sequence[tf.Tensor | None]
 

@@ -1,0 +1,182 @@
+"""How the parts of a Keras model get their public names: layers by path, slots by cell, weights by role."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from models import _tf
+from models._causality import is_causal
+from models._probe import Probe
+from models.signature import Array, Signature
+
+_SPATIAL = ("height", "width", "depth")
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """A recurrent layer that was called once: `name` is its path in the model, `slots` name its state's parts."""
+
+    name: str
+    layer: keras.layers.RNN
+    slots: tuple[str, ...]
+
+
+def describe(
+    network: keras.Model,
+    inputs: Mapping[str, tf.TensorSpec],
+    outputs: Mapping[str, tf.Tensor],
+    probe: Probe,
+    states: Sequence[tuple[list[tf.Tensor], list[tf.Tensor]]],
+) -> tuple[Signature, tuple[Recurrence, ...], dict[str, keras.Variable]]:
+    """Make the signature of a model from one traced call.
+
+    Args:
+        network: the model.
+        inputs: its inputs by name.
+        outputs: its traced outputs by name.
+        probe: the probe that was active.
+        states: final states and states after each step, in the order of the probe's visits.
+    """
+    shapes = dict(zip(probe.visits, states, strict=True))
+    recurrences, finals, hiddens, wired = [], [], [], set()
+    for name, prefix, layer in _recurrent_layers(network):
+        visit = probe.visits.get(id(layer))
+        if visit is None or visit.calls != 1:  # a layer called twice has no one state to name
+            continue
+        slots = tuple(prefix + slot for slot in _slots(layer.cell, len(visit.final)))
+        recurrences.append(Recurrence(name, layer, slots))
+        for slot, final, hidden in zip(slots, *shapes[id(layer)], strict=True):
+            finals.append(_state(f"state.{name}.{slot}", final))
+            hiddens.append(_hidden(f"hidden.{name}.{slot}", hidden))
+            if not visit.default_initial:
+                wired.add(finals[-1].name)
+    variables = {f"param.{name}": v for name, v in _parameters(network)}
+    signature = Signature(
+        inputs=tuple(_input(name, spec) for name, spec in inputs.items()),
+        states=tuple(finals),
+        hidden=tuple(hiddens),
+        parameters=tuple(_parameter(name, v) for name, v in variables.items()),
+        outputs=tuple(_output(name, t) for name, t in outputs.items()),
+        wired=frozenset(wired),
+        causal=is_causal(network) and not wired,
+        dtype=next(iter(outputs.values())).dtype.name,
+    )
+    return signature, tuple(recurrences), variables
+
+
+def _children(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    return list(layer.layers) if isinstance(layer, keras.Model) else _tf.direct_sublayers(layer)
+
+
+def _walk(layer: keras.layers.Layer, path: str = "") -> Iterator[tuple[str, keras.layers.Layer]]:
+    """Yield the leaves, each with its dotted path: layers with weights or state of their own, and wrappers."""
+    for child in _children(layer):
+        name = f"{path}.{child.name}" if path else child.name
+        leaf = isinstance(child, keras.layers.RNN | keras.layers.Wrapper | keras.layers.Bidirectional)
+        if leaf or not _children(child):
+            yield name, child
+        else:
+            yield name, child
+            yield from _walk(child, name)
+
+
+def _recurrent_layers(network: keras.Model) -> Iterator[tuple[str, str, keras.layers.RNN]]:
+    """Yield (name, slot prefix, layer); what runs inside a TimeDistributed has one state per step and no name."""
+    for name, layer in _walk(network):
+        if isinstance(layer, keras.layers.Bidirectional):
+            for prefix, inner in (("forward.", layer.forward_layer), ("backward.", layer.backward_layer)):
+                if isinstance(inner, keras.layers.RNN):
+                    yield name, prefix, inner
+        elif isinstance(layer, keras.layers.RNN):
+            yield name, "", layer
+
+
+def _slots(cell: Any, count: int) -> tuple[str, ...]:
+    if isinstance(cell, keras.layers.LSTMCell):
+        return ("h", "c")
+    if isinstance(cell, keras.layers.GRUCell | keras.layers.SimpleRNNCell):
+        return ("h",)
+    return tuple(str(i) for i in range(count))
+
+
+def _parameters(network: keras.Model) -> Iterator[tuple[str, keras.Variable]]:
+    seen: set[int] = set()
+    names: set[str] = set()
+    for path, layer in _walk(network):
+        for relative, variable in _weights(layer):
+            if id(variable) in seen or not str(keras.backend.standardize_dtype(variable.dtype)).startswith(
+                ("float", "bfloat")
+            ):
+                continue
+            seen.add(id(variable))
+            name, count = f"{path}.{relative}", 1
+            while name in names:
+                count += 1
+                name = f"{path}.{relative}_{count}"
+            names.add(name)
+            yield name, variable
+
+
+def _weights(layer: keras.layers.Layer) -> Iterator[tuple[str, keras.Variable]]:
+    if isinstance(layer, keras.layers.Bidirectional):
+        for prefix, inner in (("forward", layer.forward_layer), ("backward", layer.backward_layer)):
+            for relative, variable in _weights(inner):
+                yield f"{prefix}.{relative}", variable
+    elif isinstance(layer, keras.layers.RNN):
+        cell = layer.cell
+        for owner in [cell] if not isinstance(cell, keras.layers.StackedRNNCells) else cell.cells:
+            prefix = "" if owner is cell else f"{owner.name}."
+            for variable in getattr(owner, "variables", ()):
+                yield prefix + variable.name, variable
+    elif isinstance(layer, keras.layers.Wrapper):
+        for variable in layer.variables:
+            yield variable.name, variable
+    else:
+        inner = {id(v) for child in _children(layer) for v in child.variables}
+        for variable in layer.variables:
+            if id(variable) not in inner:
+                yield variable.name, variable
+
+
+def _shape(tensor: Any) -> tuple[int | None, ...]:
+    return tuple(tensor.shape)
+
+
+def _input(name: str, spec: tf.TensorSpec) -> Array:
+    shape = (None, *_shape(spec)[1:])
+    sequence = len(shape) >= 3 or (len(shape) == 2 and (shape[1] is None or not spec.dtype.is_floating))
+    return Array(name, shape, spec.dtype.name, _axes(len(shape), sequence), spec.dtype.is_floating)
+
+
+def _output(name: str, tensor: tf.Tensor) -> Array:
+    shape = (None, *_shape(tensor)[1:])
+    return Array(name, shape, tensor.dtype.name, _axes(len(shape), len(shape) >= 3), tensor.dtype.is_floating)
+
+
+def _axes(rank: int, sequence: bool) -> tuple[str, ...]:
+    inner = rank - 1 - sequence
+    features = (*_SPATIAL[: inner - 1], "feature") if 0 < inner <= 4 else tuple(f"axis_{i}" for i in range(inner))
+    return ("batch", *(("time",) if sequence else ()), *features)
+
+
+def _units(rank: int) -> tuple[str, ...]:
+    return ("unit",) if rank == 1 else (*_SPATIAL[: rank - 1], "unit")
+
+
+def _state(name: str, tensor: tf.Tensor) -> Array:
+    shape = (None, *_shape(tensor)[1:])
+    return Array(name, shape, tensor.dtype.name, ("batch", *_units(len(shape) - 1)), True)
+
+
+def _hidden(name: str, tensor: tf.Tensor) -> Array:
+    shape = (None, *_shape(tensor)[1:])
+    return Array(name, shape, tensor.dtype.name, ("batch", "time", *_units(len(shape) - 2)), True)
+
+
+def _parameter(name: str, variable: keras.Variable) -> Array:
+    shape = tuple(variable.shape)
+    kinds = {1: ("out",), 2: ("in", "out")}.get(len(shape), tuple(f"axis_{i}" for i in range(len(shape))))
+    return Array(name, shape, str(keras.backend.standardize_dtype(variable.dtype)), kinds, True)

@@ -1,0 +1,150 @@
+"""A registered model: a Keras model made safe, with a signature, as one pure function of named arrays."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from models import _tf
+from models._names import Recurrence, describe
+from models._probe import Probe, probing
+from models.recurrent import make_forward_safe
+from models.signature import Signature
+from pushforward.errors import UnsafeModel
+
+Tensors = dict[str, tf.Tensor]
+
+
+class Model:
+    """A Keras model that can be evaluated and differentiated with respect to everything its signature names.
+
+    Args:
+        name: the name it is registered under.
+        network: a Sequential, functional or subclassed Keras model. It is made safe in place and becomes stateless:
+            states come in and go out by name, so equal requests get equal answers.
+        version: counts registrations under the same name.
+        inputs: `keras.Input`s or `tf.TensorSpec`s, for a subclassed model that was never built by a call.
+
+    Raises:
+        UnsafeModel: if it can't be differentiated forwards; the message names the layer and says what to do.
+    """
+
+    def __init__(
+        self, name: str, network: keras.Model, *, version: int = 1, inputs: Sequence[tf.TensorSpec] | None = None
+    ) -> None:
+        self.name, self.version = name, version
+        self._network = make_forward_safe(network)
+        for layer in _tf.sublayers(network):
+            if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN | keras.layers.Bidirectional):
+                layer.stateful = False
+        specs, self._structure, input_names = _tf.model_inputs(network, inputs)
+        self._inputs = dict(zip(input_names, specs, strict=True))
+        self._recurrences: tuple[Recurrence, ...] = ()
+        self._variables: dict[str, keras.Variable] = {}
+        self._output_names: list[str] = []
+        self.signature: Signature = self._inspect()
+        self._check_forward_safe()
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the model's outputs."""
+        return self.signature.dtype
+
+    def run(self, arrays: Mapping[str, tf.Tensor], outputs: Sequence[str], *, unrolled: bool = False) -> Tensors:
+        """Evaluate the model: a pure, differentiable function for use while a `tf.function` is traced.
+
+        Args:
+            arrays: tensors by input-side name; every model input, and any state, hidden perturbation or parameter.
+            outputs: output-side names.
+            unrolled: write every recurrence out step by step; time must be known.
+
+        Returns:
+            A tensor for each name in `outputs`.
+        """
+        probe = Probe(unrolled=unrolled)
+        for r in self._recurrences:
+            for kind, wishes in (("state", probe.initial), ("hidden", probe.nudges)):
+                given = [arrays.get(f"{kind}.{r.name}.{slot}") for slot in r.slots]
+                if any(g is not None for g in given):
+                    wishes[id(r.layer)] = given
+        found = self._call(probe, {n: arrays[n] for n in self._inputs}, arrays)
+        for r in self._recurrences:
+            visit = probe.visit(r.layer)
+            for i, slot in enumerate(r.slots):
+                found[f"state.{r.name}.{slot}"] = visit.final[i]
+                found[f"hidden.{r.name}.{slot}"] = visit.hidden[i]
+        return {name: found[name] for name in outputs}
+
+    def default(self, name: str, like: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Return what stands on the input side if a request does not give it: where derivatives are then taken.
+
+        Args:
+            name: an initial state, a hidden perturbation or a parameter.
+            like: the model's inputs, for the sizes of free axes.
+        """
+        if name.startswith("param."):
+            return tf.convert_to_tensor(self._variables[name])
+        kind, rest = name.split(".", 1)
+        first = like[next(iter(self._inputs))]
+        for r in self._recurrences:
+            if rest in (f"{r.name}.{slot}" for slot in r.slots):
+                place = [f"{r.name}.{slot}" for slot in r.slots].index(rest)
+                state = keras.tree.flatten(r.layer.get_initial_state(tf.shape(first)[0]))[place]
+                if kind == "state":
+                    return tf.cast(tf.convert_to_tensor(state), r.layer.compute_dtype)
+                shape = tf.shape(state)
+                return tf.zeros(tf.concat([shape[:1], tf.shape(first)[1:2], shape[1:]], 0), r.layer.compute_dtype)
+        raise KeyError(name)
+
+    def _call(self, probe: Probe, inputs: Tensors, parameters: Mapping[str, tf.Tensor]) -> Tensors:
+        mapping = [(v, parameters[n]) for n, v in self._variables.items() if n in parameters]
+        packed = keras.tree.pack_sequence_as(self._structure, [inputs[n] for n in self._inputs])
+        kwargs = {"training": False} if self._network._call_has_training_arg else {}
+        # Without the scope, layers could write to variables: state that would leak from request to request.
+        with keras.StatelessScope(state_mapping=mapping), probing(probe):
+            found = self._network(packed, **kwargs)
+        names, tensors = _tf.named_outputs(self._network, found)
+        self._output_names = names
+        return dict(zip(names, tensors, strict=True))
+
+    def _inspect(self) -> Signature:
+        probe = Probe()
+
+        def trace(*tensors: tf.Tensor) -> Any:
+            found = self._call(probe, dict(zip(self._inputs, tensors, strict=True)), {})
+            visits = {key: (visit.final, visit.hidden) for key, visit in probe.visits.items()}
+            return list(found.values()), [visits[key] for key in visits]
+
+        traced = tf.function(trace, autograph=False).get_concrete_function(*self._inputs.values())
+        outputs, states = traced.structured_outputs
+        signature, self._recurrences, self._variables = describe(
+            self._network, self._inputs, dict(zip(self._output_names, outputs, strict=True)), probe, states
+        )
+        return signature
+
+    def _check_forward_safe(self) -> None:
+        sources = [n for n, s in self._inputs.items() if s.dtype.is_floating] + list(self._variables)
+
+        def jvp(arrays: Tensors) -> list[tf.Tensor]:
+            primals = [tf.identity(arrays[n] if n in arrays else self.default(n, arrays)) for n in sources]
+            with tf.autodiff.ForwardAccumulator(primals, [tf.ones_like(p) for p in primals]) as accumulator:
+                found = self.run({**arrays, **dict(zip(sources, primals, strict=True))}, self._output_names)
+            return [accumulator.jvp(t, "zero") for t in found.values()]
+
+        try:
+            tf.function(jvp, autograph=False).get_concrete_function(dict(self._inputs))
+        except Exception as error:
+            where = self._foreign_loops() or str(error).split("\n")[0]
+            raise UnsafeModel(
+                f"model {self.name!r} can't be differentiated in forward mode: {where}; write the loop as a cell for "
+                "keras.layers.RNN, or leave that layer out"
+            ) from error
+
+    def _foreign_loops(self) -> str:
+        traced = tf.function(lambda arrays: self.run(arrays, self._output_names), autograph=False)
+        graph = traced.get_concrete_function(dict(self._inputs)).graph
+        loops = [op.name for op in graph.get_operations() if "While" in op.type]
+        owners = [layer.name for layer in _tf.sublayers(self._network)]
+        named = {next((part for part in reversed(loop.split("/")) if part in owners), loop) for loop in loops}
+        return f"layer {', '.join(repr(n) for n in sorted(named))} runs a loop of its own" if named else ""

@@ -1,0 +1,198 @@
+"""Names, shapes, dtypes and axes of everything that can go into a model, come out of it or be differentiated."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+from pushforward.errors import InvalidArray, NotDifferentiable, UnknownName
+
+STRATEGIES = ("scan", "unrolled", "reverse")
+
+
+@dataclass(frozen=True)
+class Array:
+    """One named array; None in `shape` is a free axis. Shapes include the batch axis, except for parameters."""
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+    axes: tuple[str, ...]
+    differentiable: bool
+
+    def describe(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "name": self.name,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "axes": list(self.axes),
+            "differentiable": self.differentiable,
+        }
+
+    @property
+    def layout(self) -> str:
+        """The shape as people write it, `(batch, time, 4)`."""
+        return f"({', '.join(a if n is None else str(n) for a, n in zip(self.axes, self.shape, strict=True))})"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """All arrays of a model.
+
+    `states` are final states as outputs and initial states as inputs; `wired` names those whose initial value another
+    layer computes, so that a request cannot give it. `hidden` is the state after each step: an output, or, as an input,
+    a zero perturbation added there. `parameters` can be directions and gradients, never values.
+    """
+
+    inputs: tuple[Array, ...]
+    states: tuple[Array, ...]
+    hidden: tuple[Array, ...]
+    parameters: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    wired: frozenset[str]
+    causal: bool
+    dtype: str
+
+    def describe(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        groups = ("inputs", "states", "hidden", "parameters", "outputs")
+        return {
+            **{group: [a.describe() for a in getattr(self, group)] for group in groups},
+            "wired": sorted(self.wired),
+            "causal": self.causal,
+            "dtype": self.dtype,
+            "strategies": ["auto", *STRATEGIES],
+        }
+
+    def given(self, name: str, path: str) -> Array:
+        """Look up an array whose value a request may give: an input or an initial state.
+
+        Raises:
+            UnknownName: with the reason and the names that exist.
+        """
+        if name.startswith(("param.", "hidden.")) and self._find(name, [*self.parameters, *self.hidden]):
+            reason = (
+                "weights can't be overridden in a request" if name[0] == "p" else "it is always a zero perturbation"
+            )
+            raise UnknownName(f"{name} can be a direction or a gradient, not an input: {reason}", path=path)
+        if name in self.wired:
+            raise UnknownName(
+                f"{name} can't be given: another layer of the model computes this initial state", path=path
+            )
+        return self._known(name, [*self.inputs, *self.states], path, "an input")
+
+    def source(self, name: str, path: str) -> Array:
+        """Look up an array that can be differentiated with respect to: on the input side.
+
+        Raises:
+            UnknownName: if there is none.
+            NotDifferentiable: if it holds integers.
+        """
+        states = [s for s in self.states if s.name not in self.wired]
+        array = self._known(name, [*self.inputs, *states, *self.hidden, *self.parameters], path, "on the input side")
+        if array.differentiable:
+            return array
+        places = ", ".join(a.name for a in self.parameters if a.name.endswith(".embeddings"))
+        hint = (
+            f"ask with respect to the embedding ({places})" if places else "ask with respect to what it is turned into"
+        )
+        raise NotDifferentiable(
+            f"{name} holds {array.dtype}, which has no tangent; {hint}, or split the model after its embedding and serve "
+            "the rest with the embedding's output as input",
+            path=path,
+            expected="a floating-point array of the input side",
+            received=array.dtype,
+        )
+
+    def target(self, name: str, path: str) -> Array:
+        """Look up an array on the output side.
+
+        Raises:
+            UnknownName: if there is none.
+        """
+        return self._known(name, [*self.outputs, *self.states, *self.hidden], path, "on the output side")
+
+    def _find(self, name: str, among: Iterable[Array]) -> Array | None:
+        return next((a for a in among if a.name == name), None)
+
+    def _known(self, name: str, among: Sequence[Array], path: str, side: str) -> Array:
+        found = self._find(name, among)
+        if found is not None:
+            return found
+        names = [a.name for a in among]
+        close = get_close_matches(str(name), names, 1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+        raise UnknownName(
+            f"there is no {str(name)[:80]!r} {side}{meant} There are: {shown}".replace("?.", "?"),
+            path=path,
+            expected=names,
+        )
+
+
+def fit(array: np.ndarray, spec: Array, path: str, casts: list[str]) -> np.ndarray:
+    """Check one array against its specification and bring it to the specified dtype.
+
+    Args:
+        array: what a request holds.
+        spec: what is expected; axes of a batch or time may have any size from 1 up.
+        path: where the array stands in the request, for messages.
+        casts: a note is appended here if precision or type changes.
+
+    Raises:
+        InvalidArray: naming the array, what was expected, what came and what to change.
+    """
+    shape = array.shape
+    if len(shape) != len(spec.shape):
+        raise _misfit(path, spec, shape, _rank_hint(shape, spec))
+    for size, wanted, axis in zip(shape, spec.shape, spec.axes, strict=True):
+        if wanted is not None and size != wanted:
+            raise _misfit(path, spec, shape, f"axis {axis} must have size {wanted}, not {size}")
+        if wanted is None and size == 0:
+            raise _misfit(path, spec, shape, f"axis {axis} must not be empty")
+    return cast(array, spec.dtype, path, casts)
+
+
+def cast(array: np.ndarray, dtype: str, path: str, casts: list[str]) -> np.ndarray:
+    """Bring an array to the model's dtype, noting the cast; refuse what would change its meaning."""
+    wanted = np.dtype(dtype)
+    if array.dtype == wanted:
+        return array
+    kinds = {"f": "fiub", "i": "iu", "u": "iu", "b": "b"}.get(wanted.kind, wanted.kind)
+    if array.dtype.kind not in kinds:
+        raise InvalidArray(
+            f"expected numbers that convert to {dtype}, got {array.dtype}; send {dtype}",
+            path=path,
+            expected=dtype,
+            received=str(array.dtype),
+        )
+    if wanted.kind in "iu" and array.size and not _fits(array, wanted):
+        raise InvalidArray(f"expected values that fit {dtype}, got some beyond its range", path=path, expected=dtype)
+    casts.append(f"{path}: {array.dtype} to {dtype}")
+    return array.astype(wanted)
+
+
+def _fits(array: np.ndarray, dtype: np.dtype) -> bool:
+    info = np.iinfo(dtype)
+    return int(array.min()) >= info.min and int(array.max()) <= info.max
+
+
+def _rank_hint(shape: tuple[int, ...], spec: Array) -> str:
+    missing = len(spec.shape) - len(shape)
+    if missing == 1 and spec.shape[-1] is not None and shape[-1:] != spec.shape[-1:]:
+        return f"add a {spec.axes[-1]} axis"
+    if missing == 1 and spec.axes[0] == "batch":
+        return "add a batch axis in front"
+    return f"the array must have {len(spec.shape)} axes, not {len(shape)}"
+
+
+def _misfit(path: str, spec: Array, shape: tuple[int, ...], hint: str) -> InvalidArray:
+    return InvalidArray(
+        f"expected shape {spec.layout}, got {shape}; {hint}",
+        path=path,
+        expected=list(spec.shape),
+        received=list(shape),
+    )
