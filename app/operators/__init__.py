@@ -1,0 +1,1 @@
+"""The operators; an operator is one file with a constant `OPERATOR`."""

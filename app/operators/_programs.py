@@ -1,0 +1,106 @@
+"""The tensor programs of derivatives, shared by the operators: forward mode, reverse mode and reverse over reverse."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import tensorflow as tf
+
+from models import _tf
+from models.model import Model
+
+Tensors = dict[str, tf.Tensor]
+Run = Callable[[Tensors], Tensors]
+
+
+def primals_of(arrays: Mapping[str, tf.Tensor], field: str = "inputs") -> Tensors:
+    """Select the arrays of one field, by name."""
+    return {path.partition(".")[2]: t for path, t in arrays.items() if path.startswith(field + ".")}
+
+
+def by_field(**fields: Tensors) -> Tensors:
+    """Join fields of named tensors into tensors by path."""
+    return {f"{field}.{name}": t for field, group in fields.items() for name, t in group.items()}
+
+
+def point_of(model: Model, given: Tensors, sources: Sequence[str]) -> Tensors:
+    """Return the values of `sources`, each a tensor of its own, where the request or the model says."""
+    return {n: tf.identity(given[n] if n in given else model.default(n, given)) for n in sources}
+
+
+def push(run: Run, point: Tensors, tangents: Tensors, stacked: bool) -> tuple[Tensors, Tensors]:
+    """Compute outputs and their tangents in forward mode; with `stacked`, K directions against one primal pass."""
+    make = _tf.stacked_accumulator if stacked else tf.autodiff.ForwardAccumulator
+    names = list(tangents)
+    with make([point[n] for n in names], [tangents[n] for n in names]) as accumulator:
+        outputs = run(point)
+    count = tf.shape(tangents[names[0]])[0] if stacked else None
+    return outputs, {n: _or_zeros(accumulator.jvp(t), t, count) for n, t in outputs.items()}
+
+
+def push_each(run: Run, point: Tensors, tangents: Tensors) -> tuple[Tensors, Tensors]:
+    """Compute outputs and their tangents one direction after another, as an unrolled loop has to."""
+
+    def one(directions: Tensors) -> Tensors:
+        return push(run, {n: tf.identity(t) for n, t in point.items()}, directions, stacked=False)[1]
+
+    outputs = run(point)
+    return outputs, tf.map_fn(one, tangents, fn_output_signature={n: _spec(t) for n, t in outputs.items()})
+
+
+def push_by_reverse(run: Run, point: Tensors, tangents: Tensors, stacked: bool) -> tuple[Tensors, Tensors]:
+    """Compute outputs and their tangents by reverse mode alone.
+
+    The pullback u -> Jᵀu is linear in u, so its own pullback, at any u, is t -> Jt (J. Townsend, 2017, "A new trick for
+    calculating Jacobian vector products", https://j-towns.github.io/2017/06/12/A-new-trick.html).
+    """
+    names = list(tangents)
+    with tf.GradientTape(persistent=True) as outer:
+        with tf.GradientTape() as inner:
+            inner.watch([point[n] for n in names])
+            outputs = run(point)
+        seeds = {n: tf.zeros_like(t) for n, t in outputs.items()}
+        outer.watch(list(seeds.values()))
+        pulled = inner.gradient(
+            list(outputs.values()), [point[n] for n in names], list(seeds.values()), unconnected_gradients="zero"
+        )
+
+    def one(directions: Tensors) -> Tensors:
+        found = outer.gradient(
+            pulled, list(seeds.values()), [directions[n] for n in names], unconnected_gradients="zero"
+        )
+        return dict(zip(outputs, found, strict=True))
+
+    if not stacked:
+        return outputs, one(tangents)
+    return outputs, tf.map_fn(one, tangents, fn_output_signature={n: _spec(t) for n, t in outputs.items()})
+
+
+def pull(run: Run, point: Tensors, cotangents: Tensors, wrt: Sequence[str], stacked: bool) -> tuple[Tensors, Tensors]:
+    """Compute outputs and the cotangents of `wrt` in reverse mode; with `stacked`, K cotangents on one primal pass."""
+    with tf.GradientTape(persistent=stacked) as tape:
+        tape.watch([point[n] for n in wrt])
+        outputs = run(point)
+    names = list(cotangents)
+
+    def one(directions: Tensors) -> Tensors:
+        found = tape.gradient(
+            [outputs[n] for n in names],
+            [point[n] for n in wrt],
+            [directions[n] for n in names],
+            unconnected_gradients="zero",
+        )
+        return {n: tf.convert_to_tensor(t) for n, t in zip(wrt, found, strict=True)}
+
+    if not stacked:
+        return outputs, one(cotangents)
+    return outputs, tf.map_fn(one, cotangents, fn_output_signature={n: _spec(point[n]) for n in wrt})
+
+
+def _spec(tensor: tf.Tensor) -> tf.TensorSpec:
+    return tf.TensorSpec(tensor.shape, tensor.dtype)
+
+
+def _or_zeros(tangent: tf.Tensor | None, primal: tf.Tensor, count: tf.Tensor | None) -> tf.Tensor:
+    if tangent is not None:
+        return tangent
+    shape = tf.shape(primal)
+    return tf.zeros(shape if count is None else tf.concat([[count], shape], 0), primal.dtype)

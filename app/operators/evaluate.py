@@ -1,0 +1,46 @@
+"""`POST /evaluate`: outputs only."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from app.calls import Call
+from app.operators import _reading as reading
+from app.operators._operator import Tensors, Work
+from app.operators._programs import by_field, primals_of
+from models.model import Model
+
+
+class _Evaluate:
+    name = "evaluate"
+    summary = "Evaluate a model"
+    description = (
+        "Returns the selected outputs: the model's own, final states (`state.*`) and the states after every step "
+        "(`hidden.*`). Initial states that are not given are the cells' own defaults, usually zeros."
+    )
+    request_fields: Sequence[str] = ("inputs",)
+    response_fields: Sequence[str] = ("outputs",)
+    options: Mapping[str, Mapping[str, Any]] = {
+        "outputs": reading.outputs_option("to return"),
+        "strategy": reading.STRATEGY,
+    }
+    required: Sequence[str] = ("inputs",)
+
+    def prepare(self, model: Model, call: Call) -> Work:
+        casts: list[str] = []
+        feeds = reading.read_inputs(model, call, casts)
+        outputs, strategy = reading.read_targets(model, call), reading.read_strategy(call)
+
+        def program(arrays: Tensors) -> Tensors:
+            found = model.run(primals_of(arrays), outputs, unrolled=strategy == "unrolled")
+            return by_field(outputs=found)
+
+        rows = reading.count_rows(feeds, None)
+        return Work(
+            (tuple(outputs), strategy), lambda: program, feeds, rows, strategy, casts, exact=strategy == "unrolled"
+        )
+
+    def example(self, model: Model) -> dict[str, Any]:
+        return {"model": model.name, "inputs": reading.example_input(model)}
+
+
+OPERATOR = _Evaluate()

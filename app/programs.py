@@ -1,0 +1,115 @@
+"""Compiled programs: built on first use, kept while they are used, never more than a bounded number.
+
+The graph program of a call takes any batch and time, so it is traced once; XLA is up to ten times faster for small batches
+but compiles for exact shapes, so a shape is compiled when it comes for the second time.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from app.operators._operator import Work
+from models.model import Model
+from pushforward.errors import InvalidArray
+
+_log = logging.getLogger(__name__)
+
+V = TypeVar("V")
+Program = Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]
+
+
+class Recent(Generic[V]):
+    """A mapping that keeps the most recently used entries only."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._entries = limit, OrderedDict[Hashable, V]()
+
+    def get(self, key: Hashable) -> V | None:
+        """Return an entry and mark it as used."""
+        if key in self._entries:
+            self._entries.move_to_end(key)
+        return self._entries.get(key)
+
+    def put(self, key: Hashable, value: V) -> None:
+        """Keep an entry; the one unused for longest goes if there are too many."""
+        self._entries[key] = value
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._limit:
+            self._entries.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+class Programs:
+    """The programs of one device, for use by one thread.
+
+    Args:
+        limit: how many graph programs, and as many compiled ones, are kept.
+    """
+
+    def __init__(self, limit: int = 64) -> None:
+        self._graphs: Recent[Program] = Recent(limit)
+        self._compiled: Recent[Program] = Recent(limit)
+        self._seen: Recent[bool] = Recent(16 * limit)
+
+    def run(self, model: Model, operator: str, work: Work) -> tuple[dict[str, np.ndarray], bool]:
+        """Run a checked call; return its arrays by path and whether an XLA program was used.
+
+        Raises:
+            InvalidArray: if the model itself refuses the values, such as a token beyond its vocabulary.
+        """
+        program, compiled = self._choose(model, operator, work)
+        try:
+            found = program({path: tf.convert_to_tensor(array) for path, array in work.feeds.items()})
+        except tf.errors.InvalidArgumentError as error:
+            _log.info("model %s refused a call: %s", model.name, error.message)
+            raise InvalidArray(
+                f"model {model.name!r} can't take these values or sizes: {error.message.splitlines()[0][:300]}",
+                path="inputs",
+            ) from error
+        return {path: tensor.numpy() for path, tensor in found.items()}, compiled
+
+    def _choose(self, model: Model, operator: str, work: Work) -> tuple[Program, bool]:
+        shapes = tuple((path, array.shape, array.dtype.str) for path, array in work.feeds.items())
+        kind = (model.name, model.version, operator, work.key)
+        exact = (*kind, shapes)
+        found = self._compiled.get(exact)
+        if found is not None:
+            return found, True
+        # XLA reads a token beyond the vocabulary as the last one; the graph refuses it, so such models stay there.
+        if self._seen.get(exact) and all(a.differentiable for a in model.signature.inputs):
+            program = _trace(work, work.feeds, free=False, jit=True)
+            self._compiled.put(exact, program)
+            return program, True
+        self._seen.put(exact, True)
+        free = (*kind, tuple((path, len(shape), dtype) for path, shape, dtype in shapes))
+        key = exact if work.exact else free
+        found = self._graphs.get(key)
+        if found is None:
+            found = _trace(work, work.feeds, free=not work.exact, jit=False, model=model)
+            self._graphs.put(key, found)
+        return found, False
+
+
+def _trace(
+    work: Work, feeds: Mapping[str, np.ndarray], *, free: bool, jit: bool, model: Model | None = None
+) -> Program:
+    specs = {path: tf.TensorSpec(_shape(path, a, free, model), a.dtype, path) for path, a in feeds.items()}
+    traced: Any = tf.function(work.build(), autograph=False, jit_compile=jit).get_concrete_function(specs)
+    return traced
+
+
+def _shape(path: str, array: np.ndarray, free: bool, model: Model | None) -> tuple[int | None, ...]:
+    if not free or model is None:
+        return array.shape
+    field, _, name = path.partition(".")
+    signature = model.signature
+    groups = (signature.inputs, signature.states, signature.hidden, signature.parameters, signature.outputs)
+    spec = next(a for group in groups for a in group if a.name == name)
+    stacked = (None,) * (array.ndim - len(spec.shape)) if field != "inputs" else ()
+    return (*stacked, *spec.shape)

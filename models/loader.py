@@ -1,0 +1,34 @@
+"""A `.keras` archive becomes a registered model."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import keras
+
+from models.model import Model
+from pushforward.errors import UnsafeModel
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def load(path: Path) -> Model:
+    """Load an archive that `model.save("name.keras")` wrote; the file's name becomes the model's.
+
+    Raises:
+        UnsafeModel: if the archive can't be loaded without running code of its own, or can't be differentiated forwards.
+    """
+    name = path.stem
+    if not _NAME.fullmatch(name):
+        raise UnsafeModel(f"{path.name}: a model's name consists of letters, digits, dots, dashes and underscores")
+    try:
+        network = keras.models.load_model(path, compile=False, safe_mode=True)
+    except (ValueError, TypeError, OSError) as error:
+        raise UnsafeModel(f"{path.name} can't be loaded: {str(error).splitlines()[0]}") from error
+    return Model(name, network)
+
+
+def load_directory(directory: Path) -> Iterator[Model]:
+    """Load every archive of a directory, in the order of their names."""
+    for path in sorted(directory.glob("*.keras")):
+        yield load(path)
