@@ -16,7 +16,7 @@ class Call:
     model: str
     operator: str
     arrays: Arrays
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     timeout_s: float | None = None
 
 
@@ -28,4 +28,4 @@ class Answer:
     version: int
     arrays: Arrays
     info: Mapping[str, Any]
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])

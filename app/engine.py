@@ -14,11 +14,11 @@ import models.zoo
 from app.calls import Answer, Arrays, Call
 from app.operators._operator import Operator, Work
 from app.programs import Programs
-from app.settings import Settings
+from app.settings import Settings, variable
 from models.loader import load_directory
 from models.model import Model
 from pushforward._registry import scan
-from pushforward.errors import DeadlineExceeded, Draining, Overloaded, UnknownModel
+from pushforward.errors import DeadlineExceeded, Draining, NotDifferentiable, Overloaded, UnknownModel
 
 # Checking copies arrays to the model's dtype; above this many bytes that is no longer done on the event loop.
 _INLINE_BYTES = 1_000_000
@@ -79,7 +79,9 @@ class Engine:
             DeadlineExceeded: if it takes longer than it may.
         """
         if self._draining:
-            raise Draining("the server is shutting down; send the request to another one, or again later")
+            raise Draining(
+                "the server is shutting down; send the request to another one, or again later", retry_after_s=5
+            )
         if self._pending >= self._settings.queue_size:
             raise Overloaded(f"{self._pending} calls are waiting, as many as may; try again later", retry_after_s=1)
         model, operator = self._find(call.model), self._operators[call.operator]
@@ -175,8 +177,11 @@ class Engine:
             if name not in entries:
                 raise UnknownModel(f"PUSHFORWARD_MODELS names {name!r}; built in are: {', '.join(entries)}")
             self._register(entries[name].load(), entries[name].summary)
-        if self._settings.models_dir is not None:
-            for model in load_directory(self._settings.models_dir):
+        directory = self._settings.models_dir
+        if directory is not None:
+            if not directory.is_dir():
+                raise NotADirectoryError(f"{variable('models_dir')} is {str(directory)!r}, which is no directory")
+            for model in load_directory(directory):
                 self._register(model, "loaded from a .keras archive")
         if self._settings.warm:
             for model in self._models.values():
@@ -190,9 +195,15 @@ class Engine:
 
     def _warm(self, model: Model) -> None:
         for operator in self._operators.values():
-            request = operator.example(model)
-            arrays = {f: {n: np.asarray(a) for n, a in request.get(f, {}).items()} for f in operator.request_fields}
-            self._programs.run(model, operator.name, operator.prepare(model, Call(model.name, operator.name, arrays)))
+            try:
+                request = operator.example(model)
+            except NotDifferentiable:
+                continue  # This operator has nothing to do on this model.
+            fields = operator.request_fields
+            arrays = {f: {n: np.asarray(a) for n, a in request.get(f, {}).items()} for f in fields}
+            options = {name: value for name, value in request.items() if name not in (*fields, "model")}
+            call = Call(model.name, operator.name, arrays, options)
+            self._programs.run(model, operator.name, operator.prepare(model, call))
 
     def _enter(self) -> None:
         self._pending += 1

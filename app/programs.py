@@ -1,10 +1,11 @@
 """Compiled programs: built on first use, kept while they are used, never more than a bounded number.
 
-The graph program of a call takes any batch and time, so it is traced once; XLA is up to ten times faster for small batches
-but compiles for exact shapes, so a shape is compiled when it comes for the second time.
+The graph program of a call takes any batch and time, so it is traced once; XLA is up to ten times faster for small
+batches but compiles for exact shapes, so a shape is compiled when it comes for the second time.
 """
 
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar
@@ -17,6 +18,10 @@ from models.model import Model
 from pushforward.errors import InvalidArray
 
 _log = logging.getLogger(__name__)
+
+_DECORATION = re.compile(r"\{\{function_node [^}]*\}\} ?|\x1b\[\d*m| for '\{\{node.*")
+
+_HEADINGS = ("Exception encountered", "Graph execution error", "Detected at", "File ", "<stack traces")
 
 V = TypeVar("V")
 Program = Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]
@@ -56,6 +61,7 @@ class Programs:
         self._graphs: Recent[Program] = Recent(limit)
         self._compiled: Recent[Program] = Recent(limit)
         self._seen: Recent[bool] = Recent(16 * limit)
+        self._graph_only: Recent[bool] = Recent(16 * limit)
 
     def run(self, model: Model, operator: str, work: Work) -> tuple[dict[str, np.ndarray], bool]:
         """Run a checked call; return its arrays by path and whether an XLA program was used.
@@ -63,37 +69,59 @@ class Programs:
         Raises:
             InvalidArray: if the model itself refuses the values, such as a token beyond its vocabulary.
         """
-        program, compiled = self._choose(model, operator, work)
-        try:
-            found = program({path: tf.convert_to_tensor(array) for path, array in work.feeds.items()})
-        except tf.errors.InvalidArgumentError as error:
-            _log.info("model %s refused a call: %s", model.name, error.message)
-            raise InvalidArray(
-                f"model {model.name!r} can't take these values or sizes: {error.message.splitlines()[0][:300]}",
-                path="inputs",
-            ) from error
-        return {path: tensor.numpy() for path, tensor in found.items()}, compiled
-
-    def _choose(self, model: Model, operator: str, work: Work) -> tuple[Program, bool]:
         shapes = tuple((path, array.shape, array.dtype.str) for path, array in work.feeds.items())
         kind = (model.name, model.version, operator, work.key)
-        exact = (*kind, shapes)
-        found = self._compiled.get(exact)
-        if found is not None:
-            return found, True
+        exact, free = (*kind, shapes), (*kind, tuple((path, len(shape), dtype) for path, shape, dtype in shapes))
+        feeds = {path: tf.convert_to_tensor(array) for path, array in work.feeds.items()}
         # XLA reads a token beyond the vocabulary as the last one; the graph refuses it, so such models stay there.
-        if self._seen.get(exact) and all(a.differentiable for a in model.signature.inputs):
-            program = _trace(work, work.feeds, free=False, jit=True)
-            self._compiled.put(exact, program)
-            return program, True
+        compilable = all(a.differentiable for a in model.signature.inputs) and not self._graph_only.get(exact)
+        if compilable and self._seen.get(exact):
+            try:
+                return _arrays(self._compile(exact, work)(feeds)), True
+            except (ValueError, tf.errors.OpError) as error:
+                # Sizes that the model refuses, or an operation that XLA does not know: the graph tells which.
+                _log.info("model %s: no compiled program for %s %s: %s", model.name, operator, shapes, error)
+                self._graph_only.put(exact, True)
         self._seen.put(exact, True)
-        free = (*kind, tuple((path, len(shape), dtype) for path, shape, dtype in shapes))
-        key = exact if work.exact else free
+        try:
+            return _arrays(self._graph(exact if work.exact else free, model, work)(feeds)), False
+        except tf.errors.InvalidArgumentError as error:
+            raise _refusal(model, error.message) from error
+
+    def _compile(self, key: Hashable, work: Work) -> Program:
+        found = self._compiled.get(key)
+        if found is None:
+            found = _trace(work, work.feeds, free=False, jit=True)
+            self._compiled.put(key, found)
+        return found
+
+    def _graph(self, key: Hashable, model: Model, work: Work) -> Program:
         found = self._graphs.get(key)
         if found is None:
-            found = _trace(work, work.feeds, free=not work.exact, jit=False, model=model)
+            try:
+                found = _trace(work, work.feeds, free=not work.exact, jit=False, model=model)
+            except ValueError as error:
+                if not work.exact:
+                    raise
+                # A program for these very sizes that can't even be written: an ordinary one would refuse them, too.
+                raise _refusal(model, str(error)) from error
             self._graphs.put(key, found)
-        return found, False
+        return found
+
+
+def _arrays(found: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
+    return {path: tensor.numpy() for path, tensor in found.items()}
+
+
+def _refusal(model: Model, message: str) -> InvalidArray:
+    _log.info("model %s refused a call: %s", model.name, message)
+    # Around the sentence that says what is wrong stand headings, nodes' names and places in files of the server. An
+    # operation's sentence comes last, just before its node; that of a layer as it is called comes first.
+    before, node, _ = message.partition("[[{{node")
+    lines = [line.strip() for line in _DECORATION.sub("", before).splitlines()]
+    lines = [line for line in lines if line and not line.startswith(_HEADINGS)] or ["no reason given"]
+    reason = lines[-1 if node else 0]
+    return InvalidArray(f"model {model.name!r} can't take these values or sizes: {reason[:300]}", path="inputs")
 
 
 def _trace(

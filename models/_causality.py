@@ -1,5 +1,7 @@
 """Whether step t of a model's sequences depends on inputs up to t only, read off its layers."""
 
+from typing import Any
+
 import keras
 
 from models import _tf
@@ -10,9 +12,9 @@ _L = keras.layers
 _PER_STEP = tuple(
     getattr(_L, name)
     for name in (
-        "InputLayer Dense EinsumDense Activation ReLU LeakyReLU PReLU ELU Softmax Dropout SpatialDropout1D GaussianNoise "
+        "InputLayer Dense Activation ReLU LeakyReLU PReLU ELU Softmax Dropout SpatialDropout1D GaussianNoise "
         "GaussianDropout AlphaDropout Masking Embedding TimeDistributed Add Subtract Multiply Average Maximum Minimum "
-        "Identity Rescaling UnitNormalization ActivityRegularization"
+        "Identity Rescaling ActivityRegularization"
     ).split()
     if hasattr(_L, name)
 )
@@ -24,19 +26,32 @@ def is_causal(network: keras.Model) -> bool:
 
     Anything else (a Bidirectional, a layer or operation not known here, a merge along time) makes the answer False.
     """
-    return all(_causal(layer) for layer in _tf.sublayers(network) if layer is not network)
+    return all(_causal(layer) for layer in _tf.sublayers(network))
 
 
 def _causal(layer: keras.layers.Layer) -> bool:
+    # A functional model's operations that are no layers, such as `x[:, ::-1]`, are not among its sublayers.
+    if not all(isinstance(o, _L.Layer) for o in getattr(layer, "operations", ())):
+        return False
+    if not _elementwise(getattr(layer, "activation", None)):
+        return False
+    # Keras merges (batch, feature) with (batch, time, feature) by giving the former to every step.
+    if getattr(layer, "_reshape_required", False):
+        return False
     if isinstance(layer, _L.RNN):
         return not layer.go_backwards
     if isinstance(layer, _L.Bidirectional):
         return False
     if isinstance(layer, _L.LayerNormalization):
         return layer.axis in (-1, [-1]) or list(getattr(layer, "axis", [])) == [-1]
-    if isinstance(layer, _L.BatchNormalization | _L.Normalization | _L.Concatenate | _L.Softmax):
+    if isinstance(layer, _L.BatchNormalization | _L.Normalization | _L.Concatenate | _L.Softmax | _L.UnitNormalization):
         axis = layer.axis
         return axis == -1 or axis == 2 or (isinstance(axis, list | tuple) and list(axis) in ([-1], [2]))
     if type(layer) in (keras.Sequential, keras.Model) or type(layer).__name__ == "Functional":
         return True
     return isinstance(layer, (*_PER_STEP, *_CELLS)) and type(layer).__module__.startswith(("keras.", "models."))
+
+
+def _elementwise(activation: Any) -> bool:
+    """Tell whether an activation is one of Keras's, none of which looks across time; a user's own may."""
+    return activation is None or str(getattr(activation, "__module__", "")).startswith("keras.src.activations")

@@ -91,8 +91,15 @@ def _while(step: Step, consts: Tensors, carry: Tensors, xs: Tensors, reverse: bo
     _, _, final, before_, ys_, sums_ = tf.while_loop(
         lambda k, *_: k < time, body, start, maximum_iterations=xs[0].shape[0]
     )
-    after = [_after(a.stack(), c, reverse) for a, c in zip(before_, final, strict=True)]
-    return list(final), after, [a.stack() for a in ys_], list(sums_)
+    after = [_after(_stacked(a, xs[0]), c, reverse) for a, c in zip(before_, final, strict=True)]
+    return list(final), after, [_stacked(a, xs[0]) for a in ys_], list(sums_)
+
+
+def _stacked(array: tf.TensorArray, like: tf.Tensor) -> tf.Tensor:
+    # The array's size is a tensor, so TensorFlow forgets a number of steps that is known.
+    stack = array.stack()
+    stack.set_shape([like.shape[0], *stack.shape[1:]])
+    return stack
 
 
 def _after(before: tf.Tensor, final: tf.Tensor, reverse: bool) -> tf.Tensor:

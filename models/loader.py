@@ -16,15 +16,16 @@ def load(path: Path) -> Model:
     """Load an archive that `model.save("name.keras")` wrote; the file's name becomes the model's.
 
     Raises:
-        UnsafeModel: if the archive can't be loaded without running code of its own, or can't be differentiated forwards.
+        UnsafeModel: if it can't be loaded without running code of its own, or can't be differentiated forwards.
     """
     name = path.stem
     if not _NAME.fullmatch(name):
         raise UnsafeModel(f"{path.name}: a model's name consists of letters, digits, dots, dashes and underscores")
     try:
         network = keras.models.load_model(path, compile=False, safe_mode=True)
-    except (ValueError, TypeError, OSError) as error:
-        raise UnsafeModel(f"{path.name} can't be loaded: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # an archive is somebody else's data, and Keras raises almost anything
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UnsafeModel(f"{path.name} can't be loaded: {reason}") from error
     return Model(name, network)
 
 

@@ -1,5 +1,6 @@
 """A registered model: a Keras model made safe, with a signature, as one pure function of named arrays."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -146,5 +147,14 @@ class Model:
         graph = traced.get_concrete_function(dict(self._inputs)).graph
         loops = [op.name for op in graph.get_operations() if "While" in op.type]
         owners = [layer.name for layer in _tf.sublayers(self._network)]
-        named = {next((part for part in reversed(loop.split("/")) if part in owners), loop) for loop in loops}
+        named = {_owner(loop, owners) for loop in loops}
         return f"layer {', '.join(repr(n) for n in sorted(named))} runs a loop of its own" if named else ""
+
+
+def _owner(scope: str, layers: Sequence[str]) -> str:
+    """Find the innermost layer in the path of an operation's name; graphs append numbers to names that are taken."""
+    for part in reversed(scope.split("/")):
+        for name in (part, re.sub(r"_\d+$", "", part)):
+            if name in layers:
+                return name
+    return scope

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from models import _tf
 from models._loop import run
-from models.cells._cell import Cell, Maybe, Tensors
+from models.cells._cell import Cell, Maybe, Tensors, times
 from models.scan import (
     cut,
     differentiable,
@@ -20,6 +20,10 @@ from models.scan import (
     time_second,
     unroll,
 )
+
+# A recurrent matrix of up to this size stays in a core's cache between the two vector products of one step, which for a
+# single row are then faster than one matrix product of two rows.
+_CACHED_BYTES = 2**20
 
 
 @tf.autograph.experimental.do_not_convert
@@ -71,7 +75,7 @@ def recur(
     def prepare(inputs: Tensors, after: Tensors) -> tuple[list[Tensors], Tensors, tuple[Tensors, Tensors]]:
         parts = cut(inputs, *sizes)
         before = shifted(parts[1], after, reverse)
-        return parts, before, cell.linearise(parts[0], before, after, parts[2][0])
+        return parts, before, _linearised(cell, parts[0], before, after, parts[2][0])
 
     def forward(inputs: Tensors, after: Tensors, *tangents: tf.Tensor) -> Maybe:
         if together:
@@ -102,6 +106,10 @@ def recur(
         return [*gk, *gc, gp, *(g for g, has in zip(totals, nudged, strict=True) if has), *(None for _ in m)]
 
     return _tf.with_derivatives(outputs, inputs, backward, forward)
+
+
+def _linearised(cell: Cell, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor) -> tuple[Tensors, Tensors]:
+    return cell.linearise(consts, before, after, p, times(before[0], consts[0]))
 
 
 def _with_tangent(
@@ -148,7 +156,8 @@ class _Primal:
 
     def __call__(self, consts: Tensors, carry: Tensors, x: Tensors) -> tuple[Tensors, Tensors, Tensors]:
         (p,), nudges, mask = cut(x, 1, sum(self.nudged), self.masked)
-        new = _choose(mask, self.cell.step(consts, carry, p), carry)
+        q = times(carry[0], consts[0])
+        new = _choose(mask, self.cell.step(consts, carry, p, q), carry)
         return _plus(new, self.nudged, nudges), [], []
 
 
@@ -168,15 +177,28 @@ class _Dual:
         k, dk = cut(consts, len(self.d_consts), sum(self.d_consts))
         c, dc = cut(carry, slots, slots)
         v, dv, dn = cut(x, 1 + nudges + self.masked, sum(self.d_p), sum(self.d_nudges))
-        new, _, _ = _Primal(self.cell, self.nudged, self.masked)(k, c, v)
-        inner, bulk = self.cell.linearise(k, c, new, v[0])
+        q, dq = _products(c[0], dc[0], k[0])
+        p, mask = v[0], v[1 + nudges :]
+        stepped = self.cell.step(k, c, p, q)
+        inner, bulk = self.cell.linearise(k, c, stepped, p, q)
+        new = _plus(_choose(mask, stepped, c), self.nudged, v[1 : 1 + nudges])
         (dp,) = _spread(self.d_p, dv)
         sources = self.cell.source(k, inner + bulk, c, _spread(self.d_consts, dk), dp)
-        pushed = [_add(d, s) for d, s in zip(self.cell.push(k, inner, dc), sources, strict=True)]
-        pushed = _choose(v[1 + nudges :], pushed, dc)
+        pushed = [_add(d, s) for d, s in zip(self.cell.push(k, inner, dc, dq), sources, strict=True)]
+        pushed = _choose(mask, pushed, dc)
         d_nudges = iter(_spread(self.d_nudges, dn))
         moved = [_add(d, next(d_nudges) if has else None) for d, has in zip(pushed, self.nudged, strict=True)]
         return [*new, *moved], [], []
+
+
+def _products(h: tf.Tensor, dh: tf.Tensor, matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Multiply a state and its tangents with the recurrent matrix, which is then read from memory once."""
+    if h.shape[0] == 1 and dh.shape.rank == 2 and matrix.shape.num_elements() * matrix.dtype.size <= _CACHED_BYTES:
+        return times(h, matrix), times(dh, matrix)
+    rows = tf.shape(h)[0]
+    both = times(tf.concat([h, tf.reshape(dh, [-1, dh.shape[-1]])], 0), matrix)
+    q, dq = both[:rows], both[rows:]
+    return q, tf.reshape(dq, tf.concat([tf.shape(dh)[:-1], [matrix.shape[-1]]], 0))
 
 
 def _spread(has: tuple[bool, ...], values: Tensors) -> Maybe:
@@ -195,7 +217,8 @@ class _Push:
 
     def __call__(self, consts: Tensors, carry: Tensors, x: Tensors) -> tuple[Tensors, Tensors, Tensors]:
         coefficients, sources, mask = cut(x, self.coefficients, sum(self.sources), self.masked)
-        new = _choose(mask, self.cell.push(consts, coefficients, carry), carry)
+        dq = times(carry[0], consts[0])
+        new = _choose(mask, self.cell.push(consts, coefficients, carry, dq), carry)
         return _plus(new, self.sources, sources), [], []
 
 

@@ -124,10 +124,10 @@ class Signature:
             return found
         names = [a.name for a in among]
         close = get_close_matches(str(name), names, 1)
-        meant = f"; did you mean {close[0]}?" if close else ""
+        meant = f"; did you mean {close[0]}?" if close else ";"
         shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
         raise UnknownName(
-            f"there is no {str(name)[:80]!r} {side}{meant} There are: {shown}".replace("?.", "?"),
+            f"there is no {str(name)[:80]!r} {side}{meant} there are: {shown}",
             path=path,
             expected=names,
         )
@@ -171,8 +171,12 @@ def cast(array: np.ndarray, dtype: str, path: str, casts: list[str]) -> np.ndarr
         )
     if wanted.kind in "iu" and array.size and not _fits(array, wanted):
         raise InvalidArray(f"expected values that fit {dtype}, got some beyond its range", path=path, expected=dtype)
+    with np.errstate(over="ignore"):
+        found = array.astype(wanted)
+    if wanted.kind == "f" and np.count_nonzero(np.isinf(found)) > np.count_nonzero(np.isinf(array)):
+        raise InvalidArray(f"expected values that fit {dtype}, got some beyond its range", path=path, expected=dtype)
     casts.append(f"{path}: {array.dtype} to {dtype}")
-    return array.astype(wanted)
+    return found
 
 
 def _fits(array: np.ndarray, dtype: np.dtype) -> bool:

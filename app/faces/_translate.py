@@ -42,7 +42,9 @@ def to_call(operator: Operator, message: Message) -> Call:
     _check_known(operator, (*fields, *options))
     for key, array in message.arrays.items():
         field, _, name = key.partition(".")
-        if not name or field not in arrays:
+        if field not in arrays:
+            raise InvalidRequest(f"in a request to /{operator.name} this is no array; see its schema", path=key)
+        if not name:
             raise InvalidRequest("expected a name after the field, such as inputs.x, got none", path=key)
         arrays[field][name] = array
     for field in operator.request_fields:

@@ -9,15 +9,15 @@ import numpy as np
 from app.calls import Call
 from models.model import Model
 from models.signature import STRATEGIES, Array, fit
-from pushforward.errors import InvalidArray, InvalidRequest, UnknownName
+from pushforward.errors import InvalidArray, InvalidRequest, NotDifferentiable, UnknownName
 
 Feeds = dict[str, np.ndarray]
 
 STRATEGY = {
     "enum": ["auto", *STRATEGIES],
     "default": "auto",
-    "description": "scan: one loop over time; unrolled: every step written out (slow to build); reverse: derivatives by "
-    "reverse mode alone. All give the same numbers; auto picks, and `info.strategy` says which.",
+    "description": "scan: one loop over time; unrolled: every step written out (slow to build); reverse: derivatives "
+    "by reverse mode alone. All give the same numbers; auto picks, and `info.strategy` says which.",
 }
 
 
@@ -27,8 +27,8 @@ def outputs_option(what: str) -> dict[str, Any]:
         "type": "array",
         "items": {"type": "string"},
         "minItems": 1,
-        "description": f"Output-side names {what}: `y`, `state.<layer>.<slot>`, `hidden.<layer>.<slot>`. The default is "
-        "the model's own outputs.",
+        "description": f"Output-side names {what}: `y`, `state.<layer>.<slot>`, `hidden.<layer>.<slot>`. The default "
+        "is the model's own outputs.",
     }
 
 
@@ -176,10 +176,25 @@ def example_input(model: Model) -> dict[str, Any]:
     return made
 
 
+def example_source(model: Model) -> Array:
+    """Choose what an example differentiates with respect to: an input, or what there is if inputs hold integers.
+
+    Raises:
+        NotDifferentiable: if there is nothing.
+    """
+    signature = model.signature
+    states = [s for s in signature.states if s.name not in signature.wired]
+    for spec in (*signature.inputs, *states, *signature.parameters):
+        if spec.differentiable:
+            return spec
+    raise NotDifferentiable(f"model {model.name!r} has nothing on its input side that holds real numbers")
+
+
 def example_direction(model: Model) -> dict[str, Any]:
-    """Make a tangent for the first differentiable input: one at its first element, zero elsewhere."""
-    spec = next(s for s in model.signature.inputs if s.differentiable)
-    array = np.zeros_like(np.asarray(example_input(model)[spec.name], float))
+    """Make a tangent: one at the first element, zero elsewhere."""
+    spec = example_source(model)
+    sizes = {"batch": 1, "time": 3}
+    array = np.zeros([sizes.get(axis, 1) if n is None else n for n, axis in zip(spec.shape, spec.axes, strict=True)])
     array.flat[0] = 1.0
     return {spec.name: array.tolist()}
 

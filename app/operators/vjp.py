@@ -19,8 +19,8 @@ class _Vjp:
     description = (
         "Pulls cotangents back: `cotangents` in the request are keyed by output-side names, in the answer by the "
         "input-side names of `wrt`. The cotangent of a `hidden.*` is the derivative with respect to the state after "
-        "each step; that of a `param.*` is summed over the batch. Arrays with one more axis in front hold K cotangents; "
-        "the answer's then have that axis, too."
+        "each step; that of a `param.*` is summed over the batch. Arrays with one more axis in front hold K "
+        "cotangents; the answer's then have that axis, too."
     )
     request_fields: Sequence[str] = ("inputs", "cotangents")
     response_fields: Sequence[str] = ("outputs", "cotangents")
@@ -70,15 +70,18 @@ class _Vjp:
         output = model.signature.outputs[0]
         sizes = {"batch": 1, "time": 3}
         shape = [sizes.get(axis, 1) if n is None else n for n, axis in zip(output.shape, output.axes, strict=True)]
-        return {
+        request: dict[str, Any] = {
             "model": model.name,
             "inputs": reading.example_input(model),
             "cotangents": {output.name: np.ones(shape).tolist()},
         }
+        if not any(a.differentiable for a in model.signature.inputs):
+            request["wrt"] = [reading.example_source(model).name]
+        return request
 
     def _wrt(self, model: Model, call: Call) -> list[str]:
         default = [a.name for a in model.signature.inputs if a.differentiable]
-        if not default and "wrt" not in call.options:
+        if not default and call.options.get("wrt") is None:
             raise InvalidRequest(
                 "this model's inputs hold integers, which have no cotangent; name states or parameters", path="wrt"
             )

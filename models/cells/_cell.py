@@ -22,6 +22,9 @@ class Cell(Protocol):
 
     The first slot of the state is the cell's output. Coefficients come in two lists: those the loop needs at each step
     and those only the products over all steps need, every one with a leading time axis.
+
+    `consts[0]` multiplies the first slot. That product, `q = h @ consts[0]`, is most of a step's work; whoever calls the
+    cell computes it, so that a state and its tangents can share one.
     """
 
     slots: tuple[str, ...]
@@ -38,11 +41,13 @@ class Cell(Protocol):
         """Select the weights that the steps use."""
         ...
 
-    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor) -> Tensors:
+    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor, q: tf.Tensor) -> Tensors:
         """Advance the state, `(B, H)` per slot, by one step with projected input `(B, G)`."""
         ...
 
-    def linearise(self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor) -> tuple[Tensors, Tensors]:
+    def linearise(
+        self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor, q: tf.Tensor
+    ) -> tuple[Tensors, Tensors]:
         """Compute the coefficients of all steps: (for the loop, for the products over all steps)."""
         ...
 
@@ -55,7 +60,7 @@ class Cell(Protocol):
         """
         ...
 
-    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors) -> Tensors:
+    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors, dq: tf.Tensor) -> Tensors:
         """Map tangents of the state, `([K,] B, H)`, through one step."""
         ...
 

@@ -47,16 +47,18 @@ class ResetAfter(_Gru):
     def consts(self, weights: Tensors) -> Tensors:  # noqa: D102
         return [weights[1]] + ([weights[2][1]] if len(weights) > 2 else [])
 
-    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor) -> Tensors:  # noqa: D102
+    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor, q: tf.Tensor) -> Tensors:  # noqa: D102
         (h,) = carry
-        (pz, pr, pn), (qz, qr, qn) = gates(p, 3), gates(_recurrent(h, consts), 3)
+        (pz, pr, pn), (qz, qr, qn) = gates(p, 3), gates(_with_bias(q, consts), 3)
         z, r = self.recurrent_activation(pz + qz), self.recurrent_activation(pr + qr)
         n = self.activation(pn + r * qn)
         return [z * (h - n) + n]
 
-    def linearise(self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor) -> tuple[Tensors, Tensors]:  # noqa: D102
+    def linearise(
+        self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor, q: tf.Tensor
+    ) -> tuple[Tensors, Tensors]:  # noqa: D102
         (h,) = before
-        (pz, pr, pn), (qz, qr, qn) = gates(p, 3), gates(_recurrent(h, consts), 3)
+        (pz, pr, pn), (qz, qr, qn) = gates(p, 3), gates(_with_bias(q, consts), 3)
         z, slope_z = value_and_slope(self.recurrent_activation, pz + qz)
         r, slope_r = value_and_slope(self.recurrent_activation, pr + qr)
         n, slope_n = value_and_slope(self.activation, pn + r * qn)
@@ -72,10 +74,10 @@ class ResetAfter(_Gru):
         parts = [scaled(c, d) for c, d in zip((cz, cr, cn), gates(dp, 3), strict=True)]
         return [total(*parts, *(gates(scaled(cq, dq), 3)))]
 
-    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors) -> Tensors:  # noqa: D102
+    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors, dq: tf.Tensor) -> Tensors:  # noqa: D102
         z, cq = coefficients
         (dh,) = tangents
-        return [z * dh + total(*gates(cq * times(dh, consts[0]), 3))]
+        return [z * dh + total(*gates(cq * dq, 3))]
 
     def pull(self, consts: Tensors, coefficients: Tensors, cotangents: Tensors) -> Tensors:  # noqa: D102
         z, cq = coefficients
@@ -105,16 +107,18 @@ class ResetBefore(_Gru):
         units = weights[1].shape[0]
         return [weights[1][:, : 2 * units], weights[1][:, 2 * units :]]
 
-    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor) -> Tensors:  # noqa: D102
+    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor, q: tf.Tensor) -> Tensors:  # noqa: D102
         (h,) = carry
-        (pz, pr, pn), (qz, qr) = gates(p, 3), gates(times(h, consts[0]), 2)
+        (pz, pr, pn), (qz, qr) = gates(p, 3), gates(q, 2)
         z, r = self.recurrent_activation(pz + qz), self.recurrent_activation(pr + qr)
         n = self.activation(pn + times(r * h, consts[1]))
         return [z * (h - n) + n]
 
-    def linearise(self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor) -> tuple[Tensors, Tensors]:  # noqa: D102
+    def linearise(
+        self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor, q: tf.Tensor
+    ) -> tuple[Tensors, Tensors]:  # noqa: D102
         (h,) = before
-        (pz, pr, pn), (qz, qr) = gates(p, 3), gates(times(h, consts[0]), 2)
+        (pz, pr, pn), (qz, qr) = gates(p, 3), gates(q, 2)
         z, slope_z = value_and_slope(self.recurrent_activation, pz + qz)
         r, slope_r = value_and_slope(self.recurrent_activation, pr + qr)
         n, slope_n = value_and_slope(self.activation, pn + times(r * h, consts[1]))
@@ -135,10 +139,10 @@ class ResetBefore(_Gru):
         )
         return [total(scaled(cz, total(dpz, dqz)), scaled(cn, d_new))]
 
-    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors) -> Tensors:  # noqa: D102
+    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors, dq: tf.Tensor) -> Tensors:  # noqa: D102
         z, r, cz, cr, cn = coefficients
         (dh,) = tangents
-        dqz, dqr = gates(times(dh, consts[0]), 2)
+        dqz, dqr = gates(dq, 2)
         return [z * dh + cz * dqz + cn * times(r * dh + cr * dqr, consts[1])]
 
     def pull(self, consts: Tensors, coefficients: Tensors, cotangents: Tensors) -> Tensors:  # noqa: D102
@@ -157,8 +161,7 @@ class ResetBefore(_Gru):
         return [outer(h, gq), outer(r * h, gn)], tf.concat([gq, gn], -1)
 
 
-def _recurrent(h: tf.Tensor, consts: Tensors) -> tf.Tensor:
-    q = times(h, consts[0])
+def _with_bias(q: tf.Tensor, consts: Tensors) -> tf.Tensor:
     return q + consts[1] if len(consts) > 1 else q
 
 

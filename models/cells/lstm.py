@@ -32,16 +32,18 @@ class Lstm:
     def consts(self, weights: Tensors) -> Tensors:  # noqa: D102
         return [weights[1]]
 
-    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor) -> Tensors:  # noqa: D102
-        h, c = carry
-        ai, af, ag, ao = gates(p + times(h, consts[0]), 4)
+    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor, q: tf.Tensor) -> Tensors:  # noqa: D102
+        _, c = carry
+        ai, af, ag, ao = gates(p + q, 4)
         gate = self.recurrent_activation
         c = gate(af) * c + gate(ai) * self.activation(ag)
         return [gate(ao) * self.activation(c), c]
 
-    def linearise(self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor) -> tuple[Tensors, Tensors]:  # noqa: D102
-        h, c = before
-        ai, af, ag, ao = gates(p + times(h, consts[0]), 4)
+    def linearise(
+        self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor, q: tf.Tensor
+    ) -> tuple[Tensors, Tensors]:  # noqa: D102
+        _, c = before
+        ai, af, ag, ao = gates(p + q, 4)
         i, slope_i = value_and_slope(self.recurrent_activation, ai)
         f, slope_f = value_and_slope(self.recurrent_activation, af)
         g, slope_g = value_and_slope(self.activation, ag)
@@ -60,10 +62,10 @@ class Lstm:
         dc = total(*(c * d for c, d in zip(gates(to_cell, 3), (di, df, dg), strict=True)))
         return [total(scaled(through, dc), scaled(to_out, do)), dc]
 
-    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors) -> Tensors:  # noqa: D102
+    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors, dq: tf.Tensor) -> Tensors:  # noqa: D102
         f, through, to_cell, to_out = coefficients
-        dh, dc = tangents
-        da_i, da_f, da_g, da_o = gates(times(dh, consts[0]), 4)
+        _, dc = tangents
+        da_i, da_f, da_g, da_o = gates(dq, 4)
         ci, cf, cg = gates(to_cell, 3)
         dc = f * dc + ci * da_i + cf * da_f + cg * da_g
         return [through * dc + to_out * da_o, dc]

@@ -27,19 +27,21 @@ class SimpleRnn:
     def consts(self, weights: Tensors) -> Tensors:  # noqa: D102
         return [weights[1]]
 
-    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor) -> Tensors:  # noqa: D102
-        return [self.activation(p + times(carry[0], consts[0]))]
+    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor, q: tf.Tensor) -> Tensors:  # noqa: D102
+        return [self.activation(p + q)]
 
-    def linearise(self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor) -> tuple[Tensors, Tensors]:  # noqa: D102
-        return [value_and_slope(self.activation, p + times(before[0], consts[0]))[1]], []
+    def linearise(
+        self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor, q: tf.Tensor
+    ) -> tuple[Tensors, Tensors]:  # noqa: D102
+        return [value_and_slope(self.activation, p + q)[1]], []
 
     def source(  # noqa: D102
         self, consts: Tensors, coefficients: Tensors, before: Tensors, d_consts: Maybe, dp: tf.Tensor | None
     ) -> Maybe:
         return [scaled(coefficients[0], total(dp, product_tangent(before[0], d_consts[0])))]
 
-    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors) -> Tensors:  # noqa: D102
-        return [coefficients[0] * times(tangents[0], consts[0])]
+    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors, dq: tf.Tensor) -> Tensors:  # noqa: D102
+        return [coefficients[0] * dq]
 
     def pull(self, consts: Tensors, coefficients: Tensors, cotangents: Tensors) -> Tensors:  # noqa: D102
         return [times(coefficients[0] * cotangents[0], consts[0], transpose=True)]

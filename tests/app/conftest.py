@@ -1,4 +1,4 @@
-"""A fake engine and two fake operators: the shell of the server is tested without TensorFlow."""
+"""A fake engine, for tests of the shell of the server without TensorFlow; the real server with its built-in models."""
 
 import asyncio
 import threading
@@ -17,6 +17,7 @@ from app.calls import Answer, Call
 from app.main import create_app
 from app.settings import Settings
 from pushforward.errors import DeadlineExceeded, Overloaded, UnknownModel
+from pushforward.wire import Message, codecs
 
 
 @dataclass(frozen=True)
@@ -147,3 +148,60 @@ def shell(make_shell) -> Iterator[TestClient]:
 @pytest.fixture
 def fake_app(fake_engine, fake_operators):
     return create_app(Settings(), engine_factory=lambda _: fake_engine, operators=fake_operators)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[TestClient]:
+    """The real server; programs are built when a test needs them.
+
+    Nothing is compiled with XLA, which takes seconds for each shape: a repeated shape counts as new.
+    """
+    from app.programs import Recent
+
+    with TestClient(create_app(Settings(warm=False, timeout_s=300))) as client:
+        client.app.state.engine._programs._seen = Recent(0)
+        yield client
+
+
+@pytest.fixture(scope="session")
+def engine(server):
+    return server.app.state.engine
+
+
+@pytest.fixture(scope="session")
+def ask(server) -> Callable[..., Message]:
+    """Ask the real server: `ask("jvp", "seed-gru", {"inputs.x": x, "tangents.x": v}, outputs=["y"])`."""
+
+    def ask(operator: str, model: str, arrays: dict[str, np.ndarray], *, codec: str = "safetensors", **options: Any):
+        writer = codecs()[codec]
+        content = writer.encode(Message({"model": model} | options, arrays))
+        response = server.post(f"/{operator}", content=content, headers={"Content-Type": writer.media_type})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"] == writer.media_type
+        return writer.decode(response.content)
+
+    return ask
+
+
+@pytest.fixture(scope="session")
+def archives(tmp_path_factory):
+    """A directory with one `.keras` archive, `tokens`: integers in, an embedding inside."""
+    import keras
+
+    layers = keras.layers
+    keras.utils.set_random_seed(1)
+    tokens = [
+        keras.Input((None,), dtype="int32"),
+        layers.Embedding(5, 3, name="embedding"),
+        layers.LSTM(4, name="lstm"),
+    ]
+    directory = tmp_path_factory.mktemp("archives")
+    keras.Sequential(tokens).save(directory / "tokens.keras")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def archive_server(archives) -> Iterator[TestClient]:
+    """The real server with `stacked-rnn` and the archives."""
+    with TestClient(create_app(Settings(models=("stacked-rnn",), models_dir=archives, warm=False))) as client:
+        yield client

@@ -1,4 +1,4 @@
-"""The drop-in layers against stock Keras with the same weights; tangents against stock eager forward mode, which works."""
+"""The drop-in layers against stock Keras with the same weights, and against its forward mode, which works eagerly."""
 
 from functools import partial
 
@@ -9,14 +9,14 @@ import tensorflow as tf
 
 import models
 
-B, T, F, N = 3, 5, 2, 3
+B, T, F, N = 3, 4, 2, 3
 TIGHT = {"float64": 1e-12, "float32": 2e-5, "float16": 2e-2}
 
 # A row as usual, one whose sequence starts late, one that is masked throughout.
 MASKS = {
     "none": None,
-    "mixed": np.array([[1, 0, 1, 1, 0], [0, 0, 1, 0, 1], [0, 0, 0, 0, 0]], bool),
-    "late": np.array([[0, 0, 0, 0, 1], [0, 1, 1, 1, 1], [1, 1, 1, 1, 1]], bool),
+    "mixed": np.array([[1, 0, 1, 0], [0, 1, 0, 1], [0, 0, 0, 0]], bool),
+    "late": np.array([[0, 0, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]], bool),
 }
 
 
@@ -61,9 +61,7 @@ def _rnn(make_cell, library, **kwargs):
 
 def _stacked(dtype):
     cells = keras.layers
-    return cells.StackedRNNCells(
-        [cells.GRUCell(2, dtype=dtype), cells.LSTMCell(N, dtype=dtype), Leaky(2, dtype=dtype)], dtype=dtype
-    )
+    return cells.StackedRNNCells([cells.LSTMCell(2, dtype=dtype), Leaky(N, dtype=dtype)], dtype=dtype)
 
 
 LAYERS = {
@@ -141,14 +139,13 @@ def test_every_layer_gives_stock_outputs_states_and_tangents(name):
 
 
 @pytest.mark.parametrize("mask", ["mixed", "late"])
-@pytest.mark.parametrize("name", CORE)
+@pytest.mark.parametrize("name", ["gru", "lstm", "rnn_pair"])
 def test_masks(name, mask):
     stock, ours = _pair(LAYERS[name], return_sequences=True, return_state=True)
     _compare(stock, ours, [_random(B, T, F)], mask=tf.constant(MASKS[mask]), eager=False)
 
 
-@pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
-@pytest.mark.parametrize("sequences", [False, True], ids=["last", "sequences"])
+@pytest.mark.parametrize(("sequences", "backwards"), [(True, True), (False, False)])
 @pytest.mark.parametrize("name", ["lstm", "rnn_leaky"])
 def test_zero_output_for_mask(name, sequences, backwards):
     make = partial(LAYERS[name], zero_output_for_mask=True, return_state=True, go_backwards=backwards)
@@ -156,8 +153,7 @@ def test_zero_output_for_mask(name, sequences, backwards):
     _compare(stock, ours, [_random(B, T, F)], mask=tf.constant(MASKS["mixed"]), eager=False)
 
 
-@pytest.mark.parametrize("mask", ["none", "mixed", "late"])
-@pytest.mark.parametrize("sequences", [False, True], ids=["last", "sequences"])
+@pytest.mark.parametrize(("sequences", "mask"), [(True, "mixed"), (False, "mixed"), (False, "none")])
 @pytest.mark.parametrize("name", ["gru", "rnn_pair"])
 def test_go_backwards(name, sequences, mask):
     stock, ours = _pair(LAYERS[name], go_backwards=True, return_sequences=sequences, return_state=True)
@@ -165,8 +161,10 @@ def test_go_backwards(name, sequences, mask):
     _compare(stock, ours, [_random(B, T, F)], mask=None if given is None else tf.constant(given), eager=False)
 
 
-@pytest.mark.parametrize("mask", ["none", "mixed"])
-@pytest.mark.parametrize("name", CORE)
+@pytest.mark.parametrize(
+    ("name", "mask"),
+    [("gru", "none"), ("lstm", "mixed"), ("simple_rnn", "mixed"), ("rnn_pair", "none"), ("rnn_stacked", "mixed")],
+)
 def test_initial_state_is_used_and_differentiated(name, mask):
     stock, ours = _pair(LAYERS[name], return_sequences=True, return_state=True)
     sizes = keras.tree.flatten(stock.cell.state_size)
@@ -191,9 +189,9 @@ def test_initial_state_is_used_and_differentiated(name, mask):
     assert not np.allclose(default, got[0][0])
 
 
-@pytest.mark.parametrize("mask", ["none", "late"])
-@pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
-@pytest.mark.parametrize("name", ["gru", "lstm", "rnn_stacked"])
+@pytest.mark.parametrize(
+    ("name", "backwards", "mask"), [("gru", False, "none"), ("lstm", True, "late"), ("rnn_stacked", True, "late")]
+)
 def test_unrolled_layer(name, backwards, mask):
     stock, ours = _pair(LAYERS[name], unroll=True, return_sequences=True, return_state=True, go_backwards=backwards)
     given = MASKS[mask]
@@ -212,14 +210,13 @@ def test_an_unrolled_layer_has_no_loop_in_its_graph_and_the_other_has_one():
     assert (loops(True), loops(False)) == (0, 1)
 
 
-@pytest.mark.parametrize("sequences", [False, True], ids=["last", "sequences"])
-def test_a_single_step(sequences):
-    for name in ("gru", "lstm", "rnn_leaky"):
-        stock, ours = _pair(LAYERS[name], shape=(B, 1, F), return_sequences=sequences, return_state=True)
-        _compare(stock, ours, [_random(B, 1, F)], eager=False)
+@pytest.mark.parametrize("name", ["gru", "rnn_leaky"])
+def test_a_single_step(name):
+    stock, ours = _pair(LAYERS[name], shape=(B, 1, F), return_sequences=True, return_state=True)
+    _compare(stock, ours, [_random(B, 1, F)], eager=False)
 
 
-@pytest.mark.parametrize("name", CORE)
+@pytest.mark.parametrize("name", ["gru", "lstm", "rnn_stacked"])
 def test_gradients_of_every_weight(name):
     stock, ours = _pair(LAYERS[name], return_sequences=True, return_state=True)
     x, mask = _random(B, T, F), tf.constant(MASKS["mixed"])
@@ -229,14 +226,16 @@ def test_gradients_of_every_weight(name):
         with tf.GradientTape() as tape:
             tape.watch(x)
             outputs = keras.tree.flatten(layer(x, mask=mask))
-            loss = tf.add_n([tf.reduce_sum(o * _random(*o.shape, seed=i)) for i, o in enumerate(outputs)])
+            loss = tf.add_n([tf.reduce_sum(tf.sin(o)) for o in outputs])
         return tape.gradient(loss, [x, *[v.value for v in layer.trainable_variables]])
 
     _same(run(ours), run(stock), 1e-12)
 
 
-@pytest.mark.parametrize("policy", ["float16", "float32", "float64", "mixed_float16"])
-@pytest.mark.parametrize("name", ["gru", "lstm", "rnn_leaky"])
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [("gru", "float16"), ("lstm", "float32"), ("gru", "mixed_float16"), ("rnn_leaky", "mixed_float16")],
+)
 def test_dtype_policies(name, policy):
     stock, ours = _pair(LAYERS[name], dtype=policy, return_sequences=True, return_state=True)
     dtype = keras.DTypePolicy(policy).compute_dtype
@@ -246,7 +245,9 @@ def test_dtype_policies(name, policy):
     assert ours.variable_dtype == stock.variable_dtype
 
 
-@pytest.mark.parametrize("dropouts", [{"dropout": 0.5}, {"recurrent_dropout": 0.4}, {"dropout": 0.3, "recurrent_dropout": 0.3}])
+@pytest.mark.parametrize(
+    "dropouts", [{"dropout": 0.5}, {"recurrent_dropout": 0.4}, {"dropout": 0.3, "recurrent_dropout": 0.3}]
+)
 @pytest.mark.parametrize("name", ["gru", "lstm", "simple_rnn"])
 def test_training_with_dropout_keeps_the_numbers_of_keras(name, dropouts):
     stock, ours = _pair(partial(LAYERS[name], seed=5, **dropouts), return_sequences=True)
@@ -260,7 +261,10 @@ def test_training_with_dropout_keeps_the_numbers_of_keras(name, dropouts):
 
 def test_training_with_dropout_in_a_stacked_cell_keeps_the_numbers_of_keras():
     def make(library, **kwargs):
-        cells = [keras.layers.GRUCell(2, dropout=0.5, seed=3, dtype="float64"), keras.layers.GRUCell(2, dtype="float64")]
+        cells = [
+            keras.layers.GRUCell(2, dropout=0.5, seed=3, dtype="float64"),
+            keras.layers.GRUCell(2, dtype="float64"),
+        ]
         return library.RNN(keras.layers.StackedRNNCells(cells, dtype="float64"), **kwargs)
 
     stock, ours = _pair(make, return_sequences=True)
@@ -304,50 +308,50 @@ def test_free_batch_and_time_axes_share_one_trace():
 # --- convolutional cells, wrappers ------------------------------------------------------------------------------------
 
 
-def _with_cell_of(layer_class, filters, kernel, rank):
-    """Neither module has our own ConvLSTM: a stock layer that is made safe plays that part."""
+def _made_safe(layer_class):
+    """There is no ConvLSTM of our own: a stock layer that is made safe plays that part."""
 
     def make(library, **kwargs):
-        layer = layer_class(filters, kernel, padding="same", **kwargs)
+        layer = layer_class(2, 2, padding="same", **kwargs)
         return models.make_forward_safe(layer) if library is models else layer
 
     return make
 
 
-@pytest.mark.parametrize("mask", ["none", "mixed"])
-@pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
+@pytest.mark.parametrize(("backwards", "mask"), [(False, "none"), (True, "mixed")])
 def test_conv_lstm_1d(backwards, mask):
-    make = _with_cell_of(keras.layers.ConvLSTM1D, 2, 3, 1)
+    make = _made_safe(keras.layers.ConvLSTM1D)
     shape = (B, T, 4, F)
     stock, ours = _pair(make, shape, return_sequences=True, return_state=True, go_backwards=backwards)
     given = MASKS[mask]
     _compare(stock, ours, [_random(*shape)], mask=None if given is None else tf.constant(given), eager=False)
 
 
-def test_conv_lstm_2d():
+def test_conv_lstm_2d_outputs():
     shape = (2, 3, 4, 3, 2)
-    stock, ours = _pair(_with_cell_of(keras.layers.ConvLSTM2D, 2, 2, 2), shape, dtype="float32", return_sequences=True)
-    _compare(stock, ours, [_random(*shape, dtype="float32")], tolerance=TIGHT["float32"], eager=False)
+    stock, ours = _pair(_made_safe(keras.layers.ConvLSTM2D), shape, return_sequences=True, return_state=True)
+    x = _random(*shape)
+    _same(ours(x), stock(x), 1e-12)
 
 
-@pytest.mark.parametrize("merge", ["concat", "sum", "ave", "mul", None])
-@pytest.mark.parametrize("sequences", [False, True], ids=["last", "sequences"])
+@pytest.mark.parametrize(
+    ("merge", "sequences"),
+    [("concat", True), ("sum", True), ("ave", False), ("mul", True), (None, True), ("concat", False)],
+)
 def test_bidirectional_merges(merge, sequences):
     def make(library, dtype):
-        inner = library.GRU(N, return_sequences=sequences, dtype=dtype)
+        inner = library.SimpleRNN(N, return_sequences=sequences, dtype=dtype)
         return library.Bidirectional(inner, merge_mode=merge, dtype=dtype)
 
     stock, ours = _pair(make)
     _compare(stock, ours, [_random(B, T, F)], mask=tf.constant(MASKS["mixed"]), eager=False)
 
 
-@pytest.mark.parametrize("merge", ["concat", None])
-def test_bidirectional_with_a_backward_layer_and_states(merge):
+def test_bidirectional_with_a_backward_layer_and_states():
     def make(library, dtype):
         common = {"return_sequences": True, "return_state": True, "dtype": dtype}
-        forward = library.LSTM(N, **common)
-        backward = library.SimpleRNN(N, go_backwards=True, **common) if merge else library.LSTM(N, go_backwards=True, **common)
-        return library.Bidirectional(forward, backward_layer=backward, merge_mode=merge, dtype=dtype)
+        backward = library.SimpleRNN(2, go_backwards=True, **common)
+        return library.Bidirectional(library.LSTM(N, **common), backward_layer=backward, dtype=dtype)
 
     stock, ours = _pair(make)
     _compare(stock, ours, [_random(B, T, F)], eager=False)
@@ -372,7 +376,9 @@ def test_bidirectional_makes_stock_inner_layers_safe():
 
 @pytest.mark.parametrize("free", [False, True], ids=["static", "free"])
 def test_time_distributed_dense(free):
-    stock, ours = _pair(lambda library, dtype: library.TimeDistributed(keras.layers.Dense(N, "tanh", dtype=dtype), dtype=dtype))
+    stock, ours = _pair(
+        lambda library, dtype: library.TimeDistributed(keras.layers.Dense(N, "tanh", dtype=dtype), dtype=dtype)
+    )
     x, dx = _random(B, T, F), _random(B, T, F, seed=2)
     want = _jvp(stock, stock, [x], [dx])
     spec = tf.TensorSpec((None, None, F) if free else (B, T, F), tf.float64)
@@ -385,9 +391,7 @@ def test_time_distributed_dense(free):
 @pytest.mark.parametrize("free", [False, True], ids=["static", "free"])
 def test_time_distributed_around_a_recurrence(free, masked):
     shape = (B, 4, T, F)
-    stock, ours = _pair(
-        lambda library, dtype: library.TimeDistributed(library.GRU(N, dtype=dtype), dtype=dtype), shape
-    )
+    stock, ours = _pair(lambda library, dtype: library.TimeDistributed(library.GRU(N, dtype=dtype), dtype=dtype), shape)
     x, dx = _random(*shape), _random(*shape, seed=2)
     mask = np.random.default_rng(3).random(shape[:3]) > 0.4
     mask[0, 0] = False
@@ -403,7 +407,9 @@ def test_time_distributed_around_a_recurrence(free, masked):
 
 def test_time_distributed_trains_one_step_at_a_time_as_keras_does():
     """Batch normalisation's statistics are those of a step's batch, not of all steps together."""
-    stock, ours = _pair(lambda library, dtype: library.TimeDistributed(keras.layers.BatchNormalization(dtype=dtype), dtype=dtype))
+    stock, ours = _pair(
+        lambda library, dtype: library.TimeDistributed(keras.layers.BatchNormalization(dtype=dtype), dtype=dtype)
+    )
     for layer in (stock, ours):
         layer.layer.moving_variance.assign(np.ones(F))
     x = _random(B, T, F)
@@ -414,7 +420,7 @@ def test_time_distributed_trains_one_step_at_a_time_as_keras_does():
 # --- configuration and archives ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", CORE)
 def test_config_round_trip(name):
     _, ours = _pair(LAYERS[name], return_sequences=True)
     again = type(ours).from_config(ours.get_config())
@@ -431,7 +437,7 @@ def test_our_config_is_that_of_the_stock_layer():
     assert ours.get_config() == stock.get_config()
 
 
-@pytest.mark.parametrize("name", [*CORE, "bidirectional", "time_distributed"])
+@pytest.mark.parametrize("name", ["gru", "rnn_stacked", "bidirectional", "time_distributed"])
 def test_saved_model_loads_with_equal_numbers_and_stays_safe(name, tmp_path):
     if name == "bidirectional":
         layer = models.Bidirectional(models.LSTM(N, return_sequences=True))
@@ -457,7 +463,7 @@ def test_constructors_take_the_arguments_of_keras():
     assert isinstance(layer, keras.layers.GRU)
 
 
-@pytest.mark.parametrize("name", ["gru", "lstm"])
+@pytest.mark.parametrize("name", ["gru"])
 def test_layers_train_under_fit(name):
     """The same seed, data and optimiser leave the same weights in a stock and in a drop-in model."""
     found = []
