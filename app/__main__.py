@@ -1,6 +1,7 @@
 """`python -m app`: the server in the foreground, one process per device."""
 
 import argparse
+import os
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ def log_config(level: str) -> dict[str, Any]:
 
 def main() -> None:
     """Serve until SIGTERM or Ctrl-C."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's own warnings, many at each start
     settings = Settings()
     parser = argparse.ArgumentParser(prog="python -m app", description=__doc__)
     parser.add_argument("--host", default=settings.host, help="address to listen on (default: %(default)s)")

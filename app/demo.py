@@ -1,5 +1,6 @@
 """`make demo`: start the server, ask it for a JVP over HTTP, check the answer against finite differences, stop."""
 
+import os
 import socket
 import sys
 import threading
@@ -17,6 +18,7 @@ _LINES = "{:>4}  {:>22}  {:>22}"
 
 def main() -> int:
     """Run the demonstration; the exit status is 0 if the derivative agrees with finite differences."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     print("starting the server with the built-in models …", flush=True)
     listener = socket.create_server(("127.0.0.1", 0))
     settings = Settings(host="127.0.0.1", port=listener.getsockname()[1], models=("seed-gru",), log_level="warning")

@@ -31,7 +31,7 @@ def is_causal(network: keras.Model) -> bool:
 
 def _causal(layer: keras.layers.Layer) -> bool:
     # A functional model's operations that are no layers, such as `x[:, ::-1]`, are not among its sublayers.
-    if not all(isinstance(o, _L.Layer) for o in getattr(layer, "operations", ())):
+    if not all(isinstance(o, _L.Layer) or _makes_mask(o) for o in getattr(layer, "operations", ())):
         return False
     if not _elementwise(getattr(layer, "activation", None)):
         return False
@@ -50,6 +50,12 @@ def _causal(layer: keras.layers.Layer) -> bool:
     if type(layer) in (keras.Sequential, keras.Model) or type(layer).__name__ == "Functional":
         return True
     return isinstance(layer, (*_PER_STEP, *_CELLS)) and type(layer).__module__.startswith(("keras.", "models."))
+
+
+def _makes_mask(operation: Any) -> bool:
+    """Tell whether an operation is one of those with which Masking and Embedding make their masks, step by step."""
+    kind = type(operation).__name__
+    return kind == "NotEqual" or (kind == "Any" and operation.axis in (-1, [-1], (-1,)))
 
 
 def _elementwise(activation: Any) -> bool:

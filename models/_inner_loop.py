@@ -1,4 +1,4 @@
-"""What replaces `keras.layers.RNN.inner_loop`: Keras's semantics of masks, directions and outputs on the scan primitive."""
+"""What replaces `keras.layers.RNN.inner_loop`: Keras's masks, directions and outputs on the scan primitive."""
 
 from dataclasses import dataclass
 from functools import cache

@@ -1,4 +1,4 @@
-"""The bare loop under the scan primitive: no derivative rules, only a `tf.while_loop` that stacks what it is told to."""
+"""The bare loop under the scan primitive: one `tf.while_loop` that stacks what it is told to, no derivative rules."""
 
 import threading
 from collections import OrderedDict

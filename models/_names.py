@@ -16,12 +16,20 @@ _SPATIAL = ("height", "width", "depth")
 
 
 @dataclass(frozen=True)
-class Recurrence:
-    """A recurrent layer that was called once: `name` is its path in the model, `slots` name its state's parts."""
+class Place:
+    """A layer that was called once and whose inside has names: `name` is its path in the model, `slots` its parts.
+
+    A recurrent layer has states; an Embedding has only an output that can be perturbed, as tokens themselves cannot.
+    """
 
     name: str
-    layer: keras.layers.RNN
+    layer: keras.layers.RNN | keras.layers.Embedding
     slots: tuple[str, ...]
+
+    @property
+    def has_state(self) -> bool:
+        """Whether there are initial and final states, not only perturbations."""
+        return isinstance(self.layer, keras.layers.RNN)
 
 
 def describe(
@@ -30,7 +38,7 @@ def describe(
     outputs: Mapping[str, tf.Tensor],
     probe: Probe,
     states: Sequence[tuple[list[tf.Tensor], list[tf.Tensor]]],
-) -> tuple[Signature, tuple[Recurrence, ...], dict[str, keras.Variable]]:
+) -> tuple[Signature, tuple[Place, ...], dict[str, keras.Variable]]:
     """Make the signature of a model from one traced call.
 
     Args:
@@ -41,18 +49,21 @@ def describe(
         states: final states and states after each step, in the order of the probe's visits.
     """
     shapes = dict(zip(probe.visits, states, strict=True))
-    recurrences, finals, hiddens, wired = [], [], [], set()
-    for name, prefix, layer in _recurrent_layers(network):
+    places, finals, hiddens, wired = [], [], [], set()
+    for name, prefix, layer in _named_layers(network):
         visit = probe.visits.get(id(layer))
         if visit is None or visit.calls != 1:  # a layer called twice has no one state to name
             continue
-        slots = tuple(prefix + slot for slot in _slots(layer.cell, len(visit.final)))
-        recurrences.append(Recurrence(name, layer, slots))
-        for slot, final, hidden in zip(slots, *shapes[id(layer)], strict=True):
-            finals.append(_state(f"state.{name}.{slot}", final))
-            hiddens.append(_hidden(f"hidden.{name}.{slot}", hidden))
-            if not visit.default_initial:
-                wired.add(finals[-1].name)
+        final, hidden = shapes[id(layer)]
+        slots = tuple(prefix + slot for slot in _slots(layer, len(hidden)))
+        places.append(Place(name, layer, slots))
+        hiddens += [_hidden(f"hidden.{name}.{slot}", t) for slot, t in zip(slots, hidden, strict=True)]
+        if not places[-1].has_state:
+            continue
+        own = [_state(f"state.{name}.{slot}", t) for slot, t in zip(slots, final, strict=True)]
+        finals += own
+        if not visit.default_initial:
+            wired |= {state.name for state in own}
     variables = {f"param.{name}": v for name, v in _parameters(network)}
     signature = Signature(
         inputs=tuple(_input(name, spec) for name, spec in inputs.items()),
@@ -64,7 +75,7 @@ def describe(
         causal=is_causal(network) and not wired,
         dtype=next(iter(outputs.values())).dtype.name,
     )
-    return signature, tuple(recurrences), variables
+    return signature, tuple(places), variables
 
 
 def _children(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
@@ -83,18 +94,21 @@ def _walk(layer: keras.layers.Layer, path: str = "") -> Iterator[tuple[str, kera
             yield from _walk(child, name)
 
 
-def _recurrent_layers(network: keras.Model) -> Iterator[tuple[str, str, keras.layers.RNN]]:
+def _named_layers(network: keras.Model) -> Iterator[tuple[str, str, Any]]:
     """Yield (name, slot prefix, layer); what runs inside a TimeDistributed has one state per step and no name."""
     for name, layer in _walk(network):
         if isinstance(layer, keras.layers.Bidirectional):
             for prefix, inner in (("forward.", layer.forward_layer), ("backward.", layer.backward_layer)):
                 if isinstance(inner, keras.layers.RNN):
                     yield name, prefix, inner
-        elif isinstance(layer, keras.layers.RNN):
+        elif isinstance(layer, keras.layers.RNN) or type(layer) is keras.layers.Embedding:
             yield name, "", layer
 
 
-def _slots(cell: Any, count: int) -> tuple[str, ...]:
+def _slots(layer: Any, count: int) -> tuple[str, ...]:
+    if isinstance(layer, keras.layers.Embedding):
+        return ("output",)
+    cell = layer.cell
     if isinstance(cell, keras.layers.LSTMCell):
         return ("h", "c")
     if isinstance(cell, keras.layers.GRUCell | keras.layers.SimpleRNNCell):

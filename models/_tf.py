@@ -160,8 +160,8 @@ def _built_inputs(network: keras.Model) -> list[tf.TensorSpec]:
     shape = (network.get_build_config() or {}).get("input_shape")
     if shape is None:
         raise ValueError(
-            f"the inputs of the subclassed model {network.name!r} are not known; call it once before saving it, or pass "
-            "inputs=[keras.Input(...)]"
+            f"the inputs of the subclassed model {network.name!r} are not known; call it once before saving it, or "
+            "pass inputs=[keras.Input(...)]"
         )
     shapes = [shape] if not shape or not isinstance(shape[0], list | tuple) else shape
     return [tf.TensorSpec(s, network.compute_dtype) for s in shapes]

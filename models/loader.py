@@ -1,6 +1,7 @@
 """A `.keras` archive becomes a registered model."""
 
 import re
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,11 +22,17 @@ def load(path: Path) -> Model:
     name = path.stem
     if not _NAME.fullmatch(name):
         raise UnsafeModel(f"{path.name}: a model's name consists of letters, digits, dots, dashes and underscores")
+    if not zipfile.is_zipfile(path):
+        raise UnsafeModel(f"{path.name} can't be loaded: it is no whole .keras archive; save the model to it again")
     try:
         network = keras.models.load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # an archive is somebody else's data, and Keras raises almost anything
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UnsafeModel(f"{path.name} can't be loaded: {reason}") from error
+        # Keras puts the reason last, behind the whole configuration, and after it advice that does not apply here.
+        reason = (str(error) or type(error).__name__).rpartition("Exception encountered: ")[2].splitlines()[0]
+        raise UnsafeModel(
+            f"{path.name} can't be loaded: {reason.partition('. ')[0][:300]}; build the model from stock Keras layers, "
+            "without Lambda, and save it again"
+        ) from error
     return Model(name, network)
 
 

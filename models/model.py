@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from models import _tf
-from models._names import Recurrence, describe
+from models._names import Place, describe
 from models._probe import Probe, probing
 from models.recurrent import make_forward_safe
 from models.signature import Signature
@@ -41,7 +41,7 @@ class Model:
                 layer.stateful = False
         specs, self._structure, input_names = _tf.model_inputs(network, inputs)
         self._inputs = dict(zip(input_names, specs, strict=True))
-        self._recurrences: tuple[Recurrence, ...] = ()
+        self._places: tuple[Place, ...] = ()
         self._variables: dict[str, keras.Variable] = {}
         self._output_names: list[str] = []
         self.signature: Signature = self._inspect()
@@ -64,17 +64,17 @@ class Model:
             A tensor for each name in `outputs`.
         """
         probe = Probe(unrolled=unrolled)
-        for r in self._recurrences:
+        for place in self._places:
             for kind, wishes in (("state", probe.initial), ("hidden", probe.nudges)):
-                given = [arrays.get(f"{kind}.{r.name}.{slot}") for slot in r.slots]
+                given = [arrays.get(f"{kind}.{place.name}.{slot}") for slot in place.slots]
                 if any(g is not None for g in given):
-                    wishes[id(r.layer)] = given
+                    wishes[id(place.layer)] = given
         found = self._call(probe, {n: arrays[n] for n in self._inputs}, arrays)
-        for r in self._recurrences:
-            visit = probe.visit(r.layer)
-            for i, slot in enumerate(r.slots):
-                found[f"state.{r.name}.{slot}"] = visit.final[i]
-                found[f"hidden.{r.name}.{slot}"] = visit.hidden[i]
+        for place in self._places:
+            visit = probe.visit(place.layer)
+            for kind, values in (("state", visit.final), ("hidden", visit.hidden)):
+                if values:
+                    found |= {f"{kind}.{place.name}.{slot}": v for slot, v in zip(place.slots, values, strict=True)}
         return {name: found[name] for name in outputs}
 
     def default(self, name: str, like: Mapping[str, tf.Tensor]) -> tf.Tensor:
@@ -88,14 +88,19 @@ class Model:
             return tf.convert_to_tensor(self._variables[name])
         kind, rest = name.split(".", 1)
         first = like[next(iter(self._inputs))]
-        for r in self._recurrences:
-            if rest in (f"{r.name}.{slot}" for slot in r.slots):
-                place = [f"{r.name}.{slot}" for slot in r.slots].index(rest)
-                state = keras.tree.flatten(r.layer.get_initial_state(tf.shape(first)[0]))[place]
-                if kind == "state":
-                    return tf.cast(tf.convert_to_tensor(state), r.layer.compute_dtype)
-                shape = tf.shape(state)
-                return tf.zeros(tf.concat([shape[:1], tf.shape(first)[1:2], shape[1:]], 0), r.layer.compute_dtype)
+        batch, time = tf.shape(first)[0], tf.shape(first)[1]
+        for place in self._places:
+            names = [f"{place.name}.{slot}" for slot in place.slots]
+            if rest not in names:
+                continue
+            dtype = place.layer.compute_dtype
+            if not place.has_state:
+                return tf.zeros([batch, time, place.layer.output_dim], dtype)
+            state = keras.tree.flatten(place.layer.get_initial_state(batch))[names.index(rest)]
+            if kind == "state":
+                return tf.cast(tf.convert_to_tensor(state), dtype)
+            shape = tf.shape(state)
+            return tf.zeros(tf.concat([[batch, time], shape[1:]], 0), dtype)
         raise KeyError(name)
 
     def _call(self, probe: Probe, inputs: Tensors, parameters: Mapping[str, tf.Tensor]) -> Tensors:
@@ -117,9 +122,13 @@ class Model:
             visits = {key: (visit.final, visit.hidden) for key, visit in probe.visits.items()}
             return list(found.values()), [visits[key] for key in visits]
 
+        if not all(layer.built for layer in _tf.sublayers(self._network)):
+            # Keras calls a subclassed model once more to build it, and a layer that is called twice has no state to name.
+            tf.function(trace, autograph=False).get_concrete_function(*self._inputs.values())
+            probe.visits.clear()
         traced = tf.function(trace, autograph=False).get_concrete_function(*self._inputs.values())
         outputs, states = traced.structured_outputs
-        signature, self._recurrences, self._variables = describe(
+        signature, self._places, self._variables = describe(
             self._network, self._inputs, dict(zip(self._output_names, outputs, strict=True)), probe, states
         )
         return signature

@@ -44,14 +44,16 @@ def _make_layer_safe(layer: keras.layers.Layer) -> None:
     if isinstance(layer, keras.layers.RNN):
         if not is_stock_loop(type(layer)):
             raise UnsafeModel(
-                f"layer {layer.name!r} ({type(layer).__name__}) overrides the time loop of keras.layers.RNN, so it can't "
-                "be made safe for forward mode; move its step into a cell and use keras.layers.RNN(cell)"
+                f"layer {layer.name!r} ({type(layer).__name__}) overrides the time loop of keras.layers.RNN, so it "
+                "can't be made safe for forward mode; move its step into a cell and use keras.layers.RNN(cell)"
             )
         _replace(layer, "inner_loop", _layer_inner_loop)
         _replace(layer, "get_initial_state", _layer_initial_state)
         _without_cudnn(layer)
     elif type(layer) is keras.layers.TimeDistributed:
         _replace(layer, "call", _time_distributed_call)
+    elif type(layer) is keras.layers.Embedding:
+        _replace(layer, "call", _embedding_call)
     elif isinstance(layer, keras.layers.Bidirectional):
         for inner in (layer.forward_layer, layer.backward_layer):
             _make_layer_safe(inner)
@@ -97,6 +99,19 @@ def _chosen_initial_state(layer: keras.layers.RNN, default: list[Any]) -> list[A
         return default
     flat = [d if g is None else g for d, g in zip(keras.tree.flatten(default), given, strict=True)]
     return keras.tree.pack_sequence_as(default, flat)
+
+
+def _embedding_call(self: keras.layers.Embedding, inputs: tf.Tensor) -> tf.Tensor:
+    # Tokens have no tangent: what they are turned into can be perturbed instead, like the state of a recurrent layer.
+    output = _stock(self, "call")(inputs)
+    probe = active()
+    if probe is None:
+        return output
+    visit = probe.visit(self)
+    visit.calls += 1
+    (nudge,) = probe.nudges.get(id(self), [None])
+    visit.hidden = [output if nudge is None else output + nudge]
+    return visit.hidden[0]
 
 
 class _Recurrent:
@@ -160,7 +175,7 @@ class TimeDistributed(keras.layers.TimeDistributed):
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None) -> tf.Tensor:
         """Apply the layer to every step of `(batch, time, ...)`."""
-        if training:  # layers that look across the batch, such as BatchNormalization, must see one step at a time
+        if _step_by_step(self, training):
             return super().call(inputs, training=training, mask=mask)
         return _folded(self, inputs, training, mask)
 
@@ -168,9 +183,15 @@ class TimeDistributed(keras.layers.TimeDistributed):
 def _time_distributed_call(
     self: keras.layers.TimeDistributed, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None
 ) -> tf.Tensor:
-    if training:
+    if _step_by_step(self, training):
         return _stock(self, "call")(inputs, training=training, mask=mask)
     return _folded(self, inputs, training, mask)
+
+
+def _step_by_step(layer: keras.layers.TimeDistributed, training: bool | None) -> bool:
+    # In training, layers that look across the batch, such as BatchNormalization, must see one step at a time; a stateful
+    # layer hands its state from step to step.
+    return bool(training) or any(getattr(inner, "stateful", False) for inner in _tf.sublayers(layer.layer))
 
 
 def _folded(

@@ -44,7 +44,8 @@ class Signature:
 
     `states` are final states as outputs and initial states as inputs; `wired` names those whose initial value another
     layer computes, so that a request cannot give it. `hidden` is the state after each step: an output, or, as an input,
-    a zero perturbation added there. `parameters` can be directions and gradients, never values.
+    a zero perturbation added there; so is the output of an Embedding. `parameters` can be directions and gradients, but
+    not values.
     """
 
     inputs: tuple[Array, ...]
@@ -95,15 +96,12 @@ class Signature:
         array = self._known(name, [*self.inputs, *states, *self.hidden, *self.parameters], path, "on the input side")
         if array.differentiable:
             return array
-        places = ", ".join(a.name for a in self.parameters if a.name.endswith(".embeddings"))
-        hint = (
-            f"ask with respect to the embedding ({places})" if places else "ask with respect to what it is turned into"
-        )
+        places = [a.name for a in self.hidden if a.name.endswith(".output")]
+        hint = f"ask at the embedding's output, {places[0]}" if places else "ask for what it is turned into"
         raise NotDifferentiable(
-            f"{name} holds {array.dtype}, which has no tangent; {hint}, or split the model after its embedding and serve "
-            "the rest with the embedding's output as input",
+            f"{name} holds {array.dtype}, which has no tangent; {hint}",
             path=path,
-            expected="a floating-point array of the input side",
+            expected=places or "a floating-point array of the input side",
             received=array.dtype,
         )
 

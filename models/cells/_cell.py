@@ -23,8 +23,8 @@ class Cell(Protocol):
     The first slot of the state is the cell's output. Coefficients come in two lists: those the loop needs at each step
     and those only the products over all steps need, every one with a leading time axis.
 
-    `consts[0]` multiplies the first slot. That product, `q = h @ consts[0]`, is most of a step's work; whoever calls the
-    cell computes it, so that a state and its tangents can share one.
+    `consts[0]` multiplies the first slot. That product, `q = h @ consts[0]`, is most of a step's work; whoever calls
+    the cell computes it, so that a state and its tangents can share one.
     """
 
     slots: tuple[str, ...]
@@ -71,7 +71,7 @@ class Cell(Protocol):
     def collect(
         self, consts: Tensors, coefficients: Tensors, before: Tensors, cotangents: Tensors
     ) -> tuple[Tensors, tf.Tensor]:
-        """Compute cotangents of `consts` and `p` from those of the states after each step: the transpose of `source`."""
+        """Compute the cotangents of `consts` and `p`: the transpose of `source`, given those of all states."""
         ...
 
 

@@ -40,14 +40,14 @@ class _Gru:
 class ResetAfter(_Gru):
     """The reset gate acts on the recurrent product (cuDNN's variant, Keras's default)."""
 
-    def project(self, weights: Tensors, x: tf.Tensor) -> tf.Tensor:  # noqa: D102
+    def project(self, weights: Tensors, x: tf.Tensor) -> tf.Tensor:
         p = times(x, weights[0])
         return p + weights[2][0] if len(weights) > 2 else p
 
-    def consts(self, weights: Tensors) -> Tensors:  # noqa: D102
+    def consts(self, weights: Tensors) -> Tensors:
         return [weights[1]] + ([weights[2][1]] if len(weights) > 2 else [])
 
-    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor, q: tf.Tensor) -> Tensors:  # noqa: D102
+    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor, q: tf.Tensor) -> Tensors:
         (h,) = carry
         (pz, pr, pn), (qz, qr, qn) = gates(p, 3), gates(_with_bias(q, consts), 3)
         z, r = self.recurrent_activation(pz + qz), self.recurrent_activation(pr + qr)
@@ -56,7 +56,7 @@ class ResetAfter(_Gru):
 
     def linearise(
         self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor, q: tf.Tensor
-    ) -> tuple[Tensors, Tensors]:  # noqa: D102
+    ) -> tuple[Tensors, Tensors]:
         (h,) = before
         (pz, pr, pn), (qz, qr, qn) = gates(p, 3), gates(_with_bias(q, consts), 3)
         z, slope_z = value_and_slope(self.recurrent_activation, pz + qz)
@@ -65,7 +65,7 @@ class ResetAfter(_Gru):
         cn = (1 - z) * slope_n
         return [z, tf.concat([(h - n) * slope_z, cn * qn * slope_r, cn * r], -1)], [cn]
 
-    def source(  # noqa: D102
+    def source(
         self, consts: Tensors, coefficients: Tensors, before: Tensors, d_consts: Maybe, dp: tf.Tensor | None
     ) -> Maybe:
         _, cq, cn = coefficients
@@ -74,17 +74,17 @@ class ResetAfter(_Gru):
         parts = [scaled(c, d) for c, d in zip((cz, cr, cn), gates(dp, 3), strict=True)]
         return [total(*parts, *(gates(scaled(cq, dq), 3)))]
 
-    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors, dq: tf.Tensor) -> Tensors:  # noqa: D102
+    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors, dq: tf.Tensor) -> Tensors:
         z, cq = coefficients
         (dh,) = tangents
         return [z * dh + total(*gates(cq * dq, 3))]
 
-    def pull(self, consts: Tensors, coefficients: Tensors, cotangents: Tensors) -> Tensors:  # noqa: D102
+    def pull(self, consts: Tensors, coefficients: Tensors, cotangents: Tensors) -> Tensors:
         z, cq = coefficients
         (g,) = cotangents
         return [z * g + times(cq * tf.concat([g, g, g], -1), consts[0], transpose=True)]
 
-    def collect(  # noqa: D102
+    def collect(
         self, consts: Tensors, coefficients: Tensors, before: Tensors, cotangents: Tensors
     ) -> tuple[Tensors, tf.Tensor]:
         _, cq, cn = coefficients
@@ -99,15 +99,15 @@ class ResetAfter(_Gru):
 class ResetBefore(_Gru):
     """The reset gate acts on the state before the recurrent product (the paper's variant)."""
 
-    def project(self, weights: Tensors, x: tf.Tensor) -> tf.Tensor:  # noqa: D102
+    def project(self, weights: Tensors, x: tf.Tensor) -> tf.Tensor:
         p = times(x, weights[0])
         return p + weights[2] if len(weights) > 2 else p
 
-    def consts(self, weights: Tensors) -> Tensors:  # noqa: D102
+    def consts(self, weights: Tensors) -> Tensors:
         units = weights[1].shape[0]
         return [weights[1][:, : 2 * units], weights[1][:, 2 * units :]]
 
-    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor, q: tf.Tensor) -> Tensors:  # noqa: D102
+    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor, q: tf.Tensor) -> Tensors:
         (h,) = carry
         (pz, pr, pn), (qz, qr) = gates(p, 3), gates(q, 2)
         z, r = self.recurrent_activation(pz + qz), self.recurrent_activation(pr + qr)
@@ -116,7 +116,7 @@ class ResetBefore(_Gru):
 
     def linearise(
         self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor, q: tf.Tensor
-    ) -> tuple[Tensors, Tensors]:  # noqa: D102
+    ) -> tuple[Tensors, Tensors]:
         (h,) = before
         (pz, pr, pn), (qz, qr) = gates(p, 3), gates(q, 2)
         z, slope_z = value_and_slope(self.recurrent_activation, pz + qz)
@@ -124,7 +124,7 @@ class ResetBefore(_Gru):
         n, slope_n = value_and_slope(self.activation, pn + times(r * h, consts[1]))
         return [z, r, (h - n) * slope_z, h * slope_r, (1 - z) * slope_n], []
 
-    def source(  # noqa: D102
+    def source(
         self, consts: Tensors, coefficients: Tensors, before: Tensors, d_consts: Maybe, dp: tf.Tensor | None
     ) -> Maybe:
         _, r, cz, cr, cn = coefficients
@@ -139,19 +139,19 @@ class ResetBefore(_Gru):
         )
         return [total(scaled(cz, total(dpz, dqz)), scaled(cn, d_new))]
 
-    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors, dq: tf.Tensor) -> Tensors:  # noqa: D102
+    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors, dq: tf.Tensor) -> Tensors:
         z, r, cz, cr, cn = coefficients
         (dh,) = tangents
         dqz, dqr = gates(dq, 2)
         return [z * dh + cz * dqz + cn * times(r * dh + cr * dqr, consts[1])]
 
-    def pull(self, consts: Tensors, coefficients: Tensors, cotangents: Tensors) -> Tensors:  # noqa: D102
+    def pull(self, consts: Tensors, coefficients: Tensors, cotangents: Tensors) -> Tensors:
         z, r, cz, cr, cn = coefficients
         (g,) = cotangents
         g_reset = times(cn * g, consts[1], transpose=True)
         return [z * g + r * g_reset + times(tf.concat([cz * g, cr * g_reset], -1), consts[0], transpose=True)]
 
-    def collect(  # noqa: D102
+    def collect(
         self, consts: Tensors, coefficients: Tensors, before: Tensors, cotangents: Tensors
     ) -> tuple[Tensors, tf.Tensor]:
         _, r, cz, cr, cn = coefficients

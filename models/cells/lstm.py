@@ -21,18 +21,18 @@ class Lstm:
     recurrent_activation: Activation
     slots = ("h", "c")
 
-    def weights(self, cell: keras.layers.LSTMCell) -> Tensors:  # noqa: D102
+    def weights(self, cell: keras.layers.LSTMCell) -> Tensors:
         found = [cell.kernel, cell.recurrent_kernel] + ([cell.bias] if cell.use_bias else [])
         return [read(w, cell.compute_dtype) for w in found]
 
-    def project(self, weights: Tensors, x: tf.Tensor) -> tf.Tensor:  # noqa: D102
+    def project(self, weights: Tensors, x: tf.Tensor) -> tf.Tensor:
         p = times(x, weights[0])
         return p + weights[2] if len(weights) > 2 else p
 
-    def consts(self, weights: Tensors) -> Tensors:  # noqa: D102
+    def consts(self, weights: Tensors) -> Tensors:
         return [weights[1]]
 
-    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor, q: tf.Tensor) -> Tensors:  # noqa: D102
+    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor, q: tf.Tensor) -> Tensors:
         _, c = carry
         ai, af, ag, ao = gates(p + q, 4)
         gate = self.recurrent_activation
@@ -41,7 +41,7 @@ class Lstm:
 
     def linearise(
         self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor, q: tf.Tensor
-    ) -> tuple[Tensors, Tensors]:  # noqa: D102
+    ) -> tuple[Tensors, Tensors]:
         _, c = before
         ai, af, ag, ao = gates(p + q, 4)
         i, slope_i = value_and_slope(self.recurrent_activation, ai)
@@ -52,7 +52,7 @@ class Lstm:
         to_cell = tf.concat([g * slope_i, c * slope_f, i * slope_g], -1)
         return [f, o * slope_out, to_cell, out * slope_o], []
 
-    def source(  # noqa: D102
+    def source(
         self, consts: Tensors, coefficients: Tensors, before: Tensors, d_consts: Maybe, dp: tf.Tensor | None
     ) -> Maybe:
         _, through, to_cell, to_out = coefficients
@@ -62,7 +62,7 @@ class Lstm:
         dc = total(*(c * d for c, d in zip(gates(to_cell, 3), (di, df, dg), strict=True)))
         return [total(scaled(through, dc), scaled(to_out, do)), dc]
 
-    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors, dq: tf.Tensor) -> Tensors:  # noqa: D102
+    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors, dq: tf.Tensor) -> Tensors:
         f, through, to_cell, to_out = coefficients
         _, dc = tangents
         da_i, da_f, da_g, da_o = gates(dq, 4)
@@ -70,11 +70,11 @@ class Lstm:
         dc = f * dc + ci * da_i + cf * da_f + cg * da_g
         return [through * dc + to_out * da_o, dc]
 
-    def pull(self, consts: Tensors, coefficients: Tensors, cotangents: Tensors) -> Tensors:  # noqa: D102
+    def pull(self, consts: Tensors, coefficients: Tensors, cotangents: Tensors) -> Tensors:
         gc, ga = self._gates(coefficients, cotangents)
         return [times(ga, consts[0], transpose=True), coefficients[0] * gc]
 
-    def collect(  # noqa: D102
+    def collect(
         self, consts: Tensors, coefficients: Tensors, before: Tensors, cotangents: Tensors
     ) -> tuple[Tensors, tf.Tensor]:
         _, ga = self._gates(coefficients, cotangents)

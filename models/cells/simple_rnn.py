@@ -16,37 +16,37 @@ class SimpleRnn:
     activation: Activation
     slots = ("h",)
 
-    def weights(self, cell: keras.layers.SimpleRNNCell) -> Tensors:  # noqa: D102
+    def weights(self, cell: keras.layers.SimpleRNNCell) -> Tensors:
         found = [cell.kernel, cell.recurrent_kernel] + ([cell.bias] if cell.use_bias else [])
         return [read(w, cell.compute_dtype) for w in found]
 
-    def project(self, weights: Tensors, x: tf.Tensor) -> tf.Tensor:  # noqa: D102
+    def project(self, weights: Tensors, x: tf.Tensor) -> tf.Tensor:
         p = times(x, weights[0])
         return p + weights[2] if len(weights) > 2 else p
 
-    def consts(self, weights: Tensors) -> Tensors:  # noqa: D102
+    def consts(self, weights: Tensors) -> Tensors:
         return [weights[1]]
 
-    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor, q: tf.Tensor) -> Tensors:  # noqa: D102
+    def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor, q: tf.Tensor) -> Tensors:
         return [self.activation(p + q)]
 
     def linearise(
         self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor, q: tf.Tensor
-    ) -> tuple[Tensors, Tensors]:  # noqa: D102
+    ) -> tuple[Tensors, Tensors]:
         return [value_and_slope(self.activation, p + q)[1]], []
 
-    def source(  # noqa: D102
+    def source(
         self, consts: Tensors, coefficients: Tensors, before: Tensors, d_consts: Maybe, dp: tf.Tensor | None
     ) -> Maybe:
         return [scaled(coefficients[0], total(dp, product_tangent(before[0], d_consts[0])))]
 
-    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors, dq: tf.Tensor) -> Tensors:  # noqa: D102
+    def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors, dq: tf.Tensor) -> Tensors:
         return [coefficients[0] * dq]
 
-    def pull(self, consts: Tensors, coefficients: Tensors, cotangents: Tensors) -> Tensors:  # noqa: D102
+    def pull(self, consts: Tensors, coefficients: Tensors, cotangents: Tensors) -> Tensors:
         return [times(coefficients[0] * cotangents[0], consts[0], transpose=True)]
 
-    def collect(  # noqa: D102
+    def collect(
         self, consts: Tensors, coefficients: Tensors, before: Tensors, cotangents: Tensors
     ) -> tuple[Tensors, tf.Tensor]:
         gp = coefficients[0] * cotangents[0]

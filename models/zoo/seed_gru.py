@@ -1,4 +1,4 @@
-"""Two GRU layers with relu and a dense one, float64: the model of a public question about forward mode in tf.function."""
+"""Two GRU layers with relu and a dense one, float64: the model of a public question about forward mode."""
 
 import keras
 

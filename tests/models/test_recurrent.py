@@ -405,6 +405,16 @@ def test_time_distributed_around_a_recurrence(free, masked):
         _same(g, w, 1e-12)
 
 
+def test_time_distributed_hands_a_stateful_layers_state_from_step_to_step():
+    shape = (B, 3, T, F)
+    stock, ours = _pair(
+        lambda library, dtype: library.TimeDistributed(library.GRU(N, stateful=True, dtype=dtype), dtype=dtype), shape
+    )
+    x = _random(*shape)
+    for _ in range(2):
+        _same([ours(x)], [stock(x)], 1e-12)
+
+
 def test_time_distributed_trains_one_step_at_a_time_as_keras_does():
     """Batch normalisation's statistics are those of a step's batch, not of all steps together."""
     stock, ours = _pair(

@@ -408,9 +408,8 @@ def second_of_final(run, flat):
 )
 def test_size_of_the_graph_does_not_depend_on_time(product, count):
     sizes = []
-    for steps in (3, 300):
+    for steps in (3, 100):  # larger zeros would be made by other nodes
         flat = draw(0, [*list(SHAPES.values())[:4], (steps, B, F), (steps, B)])
-
         run = partial(outputs, scan) if product is not outputs else scan
         traced = tf.function(partial(product, run), autograph=False).get_concrete_function(flat)
         sizes.append(len(nodes(traced)))
