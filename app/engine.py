@@ -7,13 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 import app.operators
 import models.zoo
 from app.calls import Answer, Arrays, Call
 from app.operators._operator import Operator, Work
-from app.programs import Programs
+from app.programs import Programs, device
 from app.settings import Settings, variable
 from models.loader import load_directory
 from models.model import Model
@@ -169,8 +168,7 @@ class Engine:
         return arrays, info
 
     def _load(self) -> None:
-        devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
-        self._device = devices[0].name.removeprefix("/device:")
+        self._device = device()
         entries = scan(models.zoo, "MODEL")
         wanted = self._settings.models if self._settings.models is not None else tuple(entries)
         for name in wanted:

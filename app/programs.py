@@ -124,6 +124,12 @@ def _refusal(model: Model, message: str) -> InvalidArray:
     return InvalidArray(f"model {model.name!r} can't take these values or sizes: {reason[:300]}", path="inputs")
 
 
+def device() -> str:
+    """Name the device that programs run on: the first GPU, else the CPU."""
+    devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    return devices[0].name.removeprefix("/device:")
+
+
 def _trace(
     work: Work, feeds: Mapping[str, np.ndarray], *, free: bool, jit: bool, model: Model | None = None
 ) -> Program:

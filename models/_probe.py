@@ -1,6 +1,6 @@
 """How a program reaches the recurrent layers inside a model: initial states in, states after each step out."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ def active() -> Probe | None:
 
 
 @contextmanager
-def probing(probe: Probe) -> Iterator[Probe]:
+def probing(probe: Probe) -> Generator[Probe]:
     """Make `probe` the active one."""
     token = _ACTIVE.set(probe)
     try:

@@ -76,7 +76,7 @@ def with_derivatives(
 
     name = "PushforwardScan"
     record.record_operation(name, outputs, inputs, partial(backward, inputs, outputs), linked_forward)
-    return outputs
+    return list(outputs)
 
 
 def stacked_accumulator(primals: Sequence[tf.Tensor], tangents: Sequence[tf.Tensor]) -> tf.autodiff.ForwardAccumulator:

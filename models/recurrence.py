@@ -66,6 +66,7 @@ def recur(
         return unroll(step, k, c, v + n + m, reverse)[1]
     held = _tf.tangents(inputs)
     together = len(held) == 1 and not _tf.taped(inputs)
+    d_outputs: Tensors = []
     if together:
         # Nothing else will differentiate the tangent, so state and tangent share one loop: no coefficients are stacked.
         outputs, d_outputs = _with_tangent(cell, inputs, sizes, nudged, held[0], reverse)

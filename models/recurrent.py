@@ -114,7 +114,7 @@ def _embedding_call(self: keras.layers.Embedding, inputs: tf.Tensor) -> tf.Tenso
     return visit.hidden[0]
 
 
-class _Recurrent:
+class _Recurrent(keras.layers.RNN):
     """The mixin that puts a Keras RNN layer on the scan primitive."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -113,7 +113,7 @@ def differentiable(
         consts, carry, xs = cut(inputs, *sizes)
         g_final, g_after, g_ys, g_sums = cut(cotangents, *out_sizes)
         start = [tf.zeros_like(c) if g is None else g for g, c in zip(g_final, carry, strict=True) if _floating(c)]
-        pullback = _Pullback(step, *sizes, kept(g_after), kept(g_ys), kept(g_sums))
+        pullback = _Pullback(step, len(consts), len(carry), len(xs), kept(g_after), kept(g_ys), kept(g_sums))
         before = shifted(carry, cut(outputs, *out_sizes)[1], reverse)
         g_carry, _, g_xs, g_consts = differentiable(
             pullback, consts + present(g_sums), start, before + xs + present(g_after) + present(g_ys), not reverse

@@ -27,7 +27,10 @@ class Cell(Protocol):
     the cell computes it, so that a state and its tangents can share one.
     """
 
-    slots: tuple[str, ...]
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the state's parts."""
+        ...
 
     def weights(self, cell: keras.layers.Layer) -> Tensors:
         """Read the Keras cell's weights, once, in its compute dtype."""
@@ -116,6 +119,11 @@ def scaled(coefficient: tf.Tensor, term: tf.Tensor | None) -> tf.Tensor | None:
     return None if term is None else coefficient * term
 
 
-def gates(tensor: tf.Tensor | None, count: int) -> Sequence[tf.Tensor | None]:
+def gates(tensor: tf.Tensor, count: int) -> Tensors:
+    """Split the last axis into gates."""
+    return tf.split(tensor, count, -1)
+
+
+def maybe_gates(tensor: tf.Tensor | None, count: int) -> Maybe:
     """Split the last axis into gates; None stays None."""
-    return [None] * count if tensor is None else tf.split(tensor, count, -1)
+    return [None] * count if tensor is None else gates(tensor, count)

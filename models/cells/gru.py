@@ -16,6 +16,7 @@ from models.cells._cell import (
     Tensors,
     bias_tangent,
     gates,
+    maybe_gates,
     outer,
     product_tangent,
     read,
@@ -71,8 +72,8 @@ class ResetAfter(_Gru):
         _, cq, cn = coefficients
         dq = total(product_tangent(before[0], d_consts[0]), *(bias_tangent(d) for d in d_consts[1:]))
         cz, cr, _ = gates(cq, 3)
-        parts = [scaled(c, d) for c, d in zip((cz, cr, cn), gates(dp, 3), strict=True)]
-        return [total(*parts, *(gates(scaled(cq, dq), 3)))]
+        parts = [scaled(c, d) for c, d in zip((cz, cr, cn), maybe_gates(dp, 3), strict=True)]
+        return [total(*parts, *(maybe_gates(scaled(cq, dq), 3)))]
 
     def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors, dq: tf.Tensor) -> Tensors:
         z, cq = coefficients
@@ -129,7 +130,7 @@ class ResetBefore(_Gru):
     ) -> Maybe:
         _, r, cz, cr, cn = coefficients
         dq = product_tangent(before[0], d_consts[0])
-        (dpz, dpr, dpn), (dqz, dqr) = gates(dp, 3), gates(dq, 2)
+        (dpz, dpr, dpn), (dqz, dqr) = maybe_gates(dp, 3), maybe_gates(dq, 2)
         d_reset = scaled(cr, total(dpr, dqr))
         reset = r if r.shape.rank == before[0].shape.rank else tf.squeeze(r, 1)
         d_new = total(

@@ -10,7 +10,19 @@ import keras
 import tensorflow as tf
 
 from models.cells._activation import Activation, is_elementwise, value_and_slope
-from models.cells._cell import Cell, Maybe, Tensors, gates, outer, product_tangent, read, scaled, times, total
+from models.cells._cell import (
+    Cell,
+    Maybe,
+    Tensors,
+    gates,
+    maybe_gates,
+    outer,
+    product_tangent,
+    read,
+    scaled,
+    times,
+    total,
+)
 
 
 @dataclass(frozen=True)
@@ -56,10 +68,8 @@ class Lstm:
         self, consts: Tensors, coefficients: Tensors, before: Tensors, d_consts: Maybe, dp: tf.Tensor | None
     ) -> Maybe:
         _, through, to_cell, to_out = coefficients
-        di, df, dg, do = gates(total(dp, product_tangent(before[0], d_consts[0])), 4)
-        if di is None:
-            return [None, None]
-        dc = total(*(c * d for c, d in zip(gates(to_cell, 3), (di, df, dg), strict=True)))
+        di, df, dg, do = maybe_gates(total(dp, product_tangent(before[0], d_consts[0])), 4)
+        dc = total(*(scaled(c, d) for c, d in zip(gates(to_cell, 3), (di, df, dg), strict=True)))
         return [total(scaled(through, dc), scaled(to_out, do)), dc]
 
     def push(self, consts: Tensors, coefficients: Tensors, tangents: Tensors, dq: tf.Tensor) -> Tensors:

@@ -76,7 +76,7 @@ def test_known_version(ask):
     ("path", "fields", "at", "words"),
     [
         ("/evaluate", request(inputs={"x": X, "z": X}), "inputs.z", ["'z'", "state.rnn_1.h"]),
-        ("/evaluate", request(inputs={"x": X, "state.rnn1.h": X[:, 0]}), "inputs.state.rnn1.h", ["did you mean state.rnn_1.h"]),
+        ("/evaluate", request(inputs={"x": X, "state.rnn1.h": X}), "inputs.state.rnn1.h", ["did you mean state.rnn_1.h"]),
         ("/evaluate", request(outputs=["x"]), "outputs[0]", ["'x'", "y"]),
         ("/evaluate", request(outputs=["y", "hidden.rnn_3.h"]), "outputs[1]", ["hidden.rnn_2.h"]),
         ("/jvp", jvp(tangents={"y": X}), "tangents.y", ["'y'", "x"]),
@@ -354,6 +354,7 @@ def test_numbers_beyond_the_model_s_dtype(refuse):
 
 
 TOKENS = np.array([[1, 2, 4]])
+EMBEDDED = "hidden.embedding.output"
 
 
 @pytest.mark.parametrize(
@@ -365,8 +366,17 @@ TOKENS = np.array([[1, 2, 4]])
 )
 def test_derivative_along_integers(archive_server, path, fields, at):
     request = {"model": "tokens", "inputs": {"x": TOKENS}} | fields
-    words = ["int32", "no tangent", "param.embedding.embeddings", "split the model after its embedding"]
+    words = ["int32", "no tangent", "embedding's output", EMBEDDED]
     refused(archive_server, path, 422, "not-differentiable", request, *words, at=at)
+
+
+def test_derivative_where_the_refusal_says(archive_server):
+    request = {"model": "tokens", "inputs": {"x": TOKENS.tolist()}}
+    u, v = np.arange(1.0, 5.0).reshape(1, 4), np.arange(9.0).reshape(1, 3, 3)
+    jvp = archive_server.post("/jvp", json=request | {"tangents": {EMBEDDED: v.tolist()}})
+    vjp = archive_server.post("/vjp", json=request | {"cotangents": {"y": u.tolist()}, "wrt": [EMBEDDED]})
+    pushed, pulled = np.array(jvp.json()["tangents"]["y"]), np.array(vjp.json()["cotangents"][EMBEDDED])
+    np.testing.assert_allclose(np.vdot(u, pushed), np.vdot(pulled, v), rtol=1e-5)
 
 
 @pytest.mark.parametrize("wrt", [..., None])

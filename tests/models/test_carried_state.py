@@ -111,7 +111,6 @@ def test_case_1_stateful_halves_have_the_outputs_and_the_loss_but_not_the_gradie
 def test_case_2_a_loop_over_stateful_halves_is_case_1(full):
     """A state stored in a variable is cut from the tape however the halves are fed."""
     made = layer(stateful=True)
-    kernel, recurrent, bias = (tf.convert_to_tensor(w) for w in made.trainable_variables)
 
     def run():
         # The loop carries the state, and stops the gradient where a variable would.
@@ -130,7 +129,6 @@ def test_case_2_a_loop_over_stateful_halves_is_case_1(full):
         return tf.concat(tf.unstack(ys[0]), 1)
 
     found = numpy(report(run, made))
-    del kernel, recurrent, bias
 
     def detached():
         made.reset_states()

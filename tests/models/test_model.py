@@ -293,7 +293,7 @@ def test_a_subclassed_model_that_was_never_called_asks_for_its_inputs():
     class Own(keras.Model):
         def __init__(self):
             super().__init__(name="own")
-            self.gru = L.GRU(2, dtype="float64")
+            self.gru = L.GRU(2, name="gru", dtype="float64")
 
         def call(self, x):
             return self.gru(x)
