@@ -1,4 +1,4 @@
-"""The real server under a real uvicorn: it stays alive to its probes while it computes and while a large body arrives."""
+"""The real server under a real uvicorn stays alive to its probes while it computes and while a large body arrives."""
 
 import json
 import subprocess
@@ -69,7 +69,7 @@ def computation(batch, steps):
 
 def large_json():
     # One feature per step is the costliest nesting: a list around every number.
-    x = np.random.default_rng(0).standard_normal((64, 12_000, 1))
+    x = np.random.default_rng(0).standard_normal((12_000, 64, 1))
     content = json.dumps({"model": "seed-gru", "inputs": {"x": x.tolist()}, "timeout_s": 300}).encode()
     assert len(content) > 16e6
     return content

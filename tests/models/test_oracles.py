@@ -164,7 +164,9 @@ def test_o7_bidirectional_looks_both_ways(way):
     inner = models.GRU(n, return_sequences=True, dtype="float64")
     layer, x = models.Bidirectional(inner, dtype="float64"), tf.constant(rng(4).normal(size=(1, 4, 2)))
     layer(x)
-    past, future = (blocks(lambda x, part=part: layer(x)[..., part], x.numpy(), way) for part in (slice(n), slice(n, None)))
+    past, future = (
+        blocks(lambda x, part=part: layer(x)[..., part], x.numpy(), way) for part in (slice(n), slice(n, None))
+    )
     assert np.array_equal(past > 0, np.tril(np.ones((4, 4), bool)))
     assert np.array_equal(future > 0, np.triu(np.ones((4, 4), bool)))
 
@@ -377,7 +379,9 @@ def test_lstm_jacobian_is_the_same_in_every_mode(way):
     right = jacobian(lambda x: unrolled(x)[0], x, "reverse", "eager")
     for layer in (loop, unrolled):
         for mode in MODES:
-            np.testing.assert_allclose(jacobian(lambda x, f=layer: f(x)[0], x, way, mode), right, rtol=1e-12, atol=1e-14)
+            np.testing.assert_allclose(
+                jacobian(lambda x, f=layer: f(x)[0], x, way, mode), right, rtol=1e-12, atol=1e-14
+            )
 
 
 @pytest.mark.parametrize("reset_after", [True, False])
@@ -431,7 +435,9 @@ def test_one_step_jacobians_at_many_states():
         for i in range(found.shape[-1]):
             moved = np.zeros(at.shape)
             moved.reshape(n, -1)[:, i] = step
-            np.testing.assert_allclose(found[:, :, i], (function(at + moved) - function(at - moved)) / (2 * step), atol=1e-8)
+            np.testing.assert_allclose(
+                found[:, :, i], (function(at + moved) - function(at - moved)) / (2 * step), atol=1e-8
+            )
 
 
 def sigmoid(a):

@@ -54,7 +54,9 @@ def test_equal_cells_have_equal_rules():
     assert one != other
 
 
-@pytest.mark.parametrize("name", ["tanh", "relu", "sigmoid", "softsign", "elu", "gelu", "hard_sigmoid", "linear", "selu"])
+@pytest.mark.parametrize(
+    "name", ["tanh", "relu", "sigmoid", "softsign", "elu", "gelu", "hard_sigmoid", "linear", "selu"]
+)
 def test_elementwise_activations_and_their_slopes(name):
     activation = keras.activations.get(name)
     assert is_elementwise(activation, 3)
