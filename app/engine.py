@@ -17,7 +17,8 @@ from app.settings import Settings, variable
 from models.loader import load_directory
 from models.model import Model
 from pushforward._registry import scan
-from pushforward.errors import DeadlineExceeded, Draining, NotDifferentiable, Overloaded, UnknownModel
+from pushforward.errors import DeadlineExceeded, Draining, NotDifferentiable, Overloaded, UnknownModel, UnsafeModel
+from pushforward.wire._arrays import DTYPES
 
 # Checking copies arrays to the model's dtype; above this many bytes that is no longer done on the event loop.
 _INLINE_BYTES = 1_000_000
@@ -188,6 +189,14 @@ class Engine:
     def _register(self, model: Model, summary: str) -> None:
         if model.name in self._models:
             raise ValueError(f"two models are named {model.name!r}; rename one")
+        signature = model.signature
+        arrays = (*signature.inputs, *signature.states, *signature.hidden, *signature.parameters, *signature.outputs)
+        foreign = next((a for a in arrays if a.dtype not in DTYPES), None)
+        if foreign is not None:
+            raise UnsafeModel(
+                f"model {model.name!r}: {foreign.name} holds {foreign.dtype}, which no format can carry; save it with "
+                "the dtype policy float32 or mixed_float16"
+            )
         self._models[model.name] = model
         self._summaries[model.name] = summary
 

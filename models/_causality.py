@@ -29,6 +29,12 @@ def is_causal(network: keras.Model) -> bool:
     return all(_causal(layer) for layer in _tf.sublayers(network))
 
 
+def keeps_length(network: keras.Model) -> bool:
+    """Tell whether every sequence inside `network` has as many steps as the one that goes in; False if in doubt."""
+    recurrent = (_L.RNN, _L.Bidirectional)
+    return all(isinstance(layer, recurrent) or _causal(layer) for layer in _tf.sublayers(network))
+
+
 def _causal(layer: keras.layers.Layer) -> bool:
     # A functional model's operations that are no layers, such as `x[:, ::-1]`, are not among its sublayers.
     if not all(isinstance(o, _L.Layer) or _makes_mask(o) for o in getattr(layer, "operations", ())):

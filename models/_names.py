@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from models import _tf
-from models._causality import is_causal
+from models._causality import is_causal, keeps_length
 from models._probe import Probe
 from models.signature import Array, Signature
 
@@ -73,6 +73,8 @@ def describe(
         outputs=tuple(_output(name, t) for name, t in outputs.items()),
         wired=frozenset(wired),
         causal=is_causal(network) and not wired,
+        one_length=keeps_length(network)
+        and sum("time" in _input(name, spec).axes for name, spec in inputs.items()) == 1,
         dtype=next(iter(outputs.values())).dtype.name,
     )
     return signature, tuple(places), variables
@@ -83,14 +85,17 @@ def _children(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
 
 
 def _walk(layer: keras.layers.Layer, path: str = "") -> Iterator[tuple[str, keras.layers.Layer]]:
-    """Yield the leaves, each with its dotted path: layers with weights or state of their own, and wrappers."""
+    """Yield every layer with its dotted path, but not what is inside recurrent layers and wrappers.
+
+    Subclassed models may hold several layers of one name: the second is `name_2`, and so on.
+    """
+    taken: dict[str, int] = {}
     for child in _children(layer):
-        name = f"{path}.{child.name}" if path else child.name
-        leaf = isinstance(child, keras.layers.RNN | keras.layers.Wrapper | keras.layers.Bidirectional)
-        if leaf or not _children(child):
-            yield name, child
-        else:
-            yield name, child
+        count = taken[child.name] = taken.get(child.name, 0) + 1
+        name = child.name if count == 1 else f"{child.name}_{count}"
+        name = f"{path}.{name}" if path else name
+        yield name, child
+        if not isinstance(child, keras.layers.RNN | keras.layers.Wrapper | keras.layers.Bidirectional):
             yield from _walk(child, name)
 
 

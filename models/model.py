@@ -87,7 +87,9 @@ class Model:
         if name.startswith("param."):
             return tf.convert_to_tensor(self._variables[name])
         kind, rest = name.split(".", 1)
-        first = like[next(iter(self._inputs))]
+        if kind == "hidden" and not self.signature.one_length:
+            return tf.zeros_like(self.run(like, [name])[name])
+        first = like[next((s.name for s in self.signature.inputs if "time" in s.axes), next(iter(self._inputs)))]
         batch, time = tf.shape(first)[0], tf.shape(first)[1]
         for place in self._places:
             names = [f"{place.name}.{slot}" for slot in place.slots]
@@ -123,7 +125,7 @@ class Model:
             return list(found.values()), [visits[key] for key in visits]
 
         if not all(layer.built for layer in _tf.sublayers(self._network)):
-            # Keras calls a subclassed model once more to build it, and a layer that is called twice has no state to name.
+            # Keras calls a subclassed model once more to build it, and a layer called twice has no state to name.
             tf.function(trace, autograph=False).get_concrete_function(*self._inputs.values())
             probe.visits.clear()
         traced = tf.function(trace, autograph=False).get_concrete_function(*self._inputs.values())

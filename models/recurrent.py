@@ -50,7 +50,7 @@ def _make_layer_safe(layer: keras.layers.Layer) -> None:
         _replace(layer, "inner_loop", _layer_inner_loop)
         _replace(layer, "get_initial_state", _layer_initial_state)
         _without_cudnn(layer)
-    elif type(layer) is keras.layers.TimeDistributed:
+    elif isinstance(layer, keras.layers.TimeDistributed) and type(layer).call is keras.layers.TimeDistributed.call:
         _replace(layer, "call", _time_distributed_call)
     elif type(layer) is keras.layers.Embedding:
         _replace(layer, "call", _embedding_call)
@@ -189,8 +189,8 @@ def _time_distributed_call(
 
 
 def _step_by_step(layer: keras.layers.TimeDistributed, training: bool | None) -> bool:
-    # In training, layers that look across the batch, such as BatchNormalization, must see one step at a time; a stateful
-    # layer hands its state from step to step.
+    # In training, layers that look across the batch, such as BatchNormalization, must see one step at a time; a
+    # stateful layer hands its state from step to step.
     return bool(training) or any(getattr(inner, "stateful", False) for inner in _tf.sublayers(layer.layer))
 
 

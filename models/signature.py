@@ -45,7 +45,8 @@ class Signature:
     `states` are final states as outputs and initial states as inputs; `wired` names those whose initial value another
     layer computes, so that a request cannot give it. `hidden` is the state after each step: an output, or, as an input,
     a zero perturbation added there; so is the output of an Embedding. `parameters` can be directions and gradients, but
-    not values.
+    not values. With `one_length` all sequences have as many steps as the one input that is a sequence; without, only a
+    run of the model tells how many each has.
     """
 
     inputs: tuple[Array, ...]
@@ -55,6 +56,7 @@ class Signature:
     outputs: tuple[Array, ...]
     wired: frozenset[str]
     causal: bool
+    one_length: bool
     dtype: str
 
     def describe(self) -> dict[str, Any]:

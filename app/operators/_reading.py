@@ -109,13 +109,13 @@ def read_directions(
 
 
 def sized(spec: Array, feeds: Feeds, model: Model) -> Array:
-    """Fill the free axes of an array with this request's sizes."""
+    """Fill the free axes of an array with this request's sizes, as far as they are known before it runs."""
     own = feeds.get(f"inputs.{spec.name}")
     if own is not None:
         return replace(spec, shape=own.shape)
     sequences = [s for s in model.signature.inputs if "time" in s.axes]
     sizes = {"batch": feeds[f"inputs.{model.signature.inputs[0].name}"].shape[0]}
-    if sequences:
+    if model.signature.one_length:
         sizes["time"] = feeds[f"inputs.{sequences[0].name}"].shape[sequences[0].axes.index("time")]
     shape = tuple(sizes.get(axis) if n is None else n for n, axis in zip(spec.shape, spec.axes, strict=True))
     return replace(spec, shape=shape)

@@ -10,7 +10,8 @@ from app.operators import _programs as programs
 from app.operators import _reading as reading
 from app.operators._operator import Tensors, Work
 from models.model import Model
-from pushforward.errors import InvalidRequest
+from models.signature import Array
+from pushforward.errors import InvalidRequest, NotDifferentiable
 
 
 class _Vjp:
@@ -41,7 +42,7 @@ class _Vjp:
         feeds = reading.read_inputs(model, call, casts)
         given = call.arrays.get("cotangents", {})
         reading.require(given, "cotangents", model.signature.outputs[0].name)
-        specs = {n: reading.sized(model.signature.target(n, f"cotangents.{n}"), feeds, model) for n in given}
+        specs = {n: reading.sized(_target(model, n), feeds, model) for n in given}
         cotangents, count = reading.read_directions(specs, given, "cotangents", casts)
         wrt, strategy = self._wrt(model, call), reading.read_strategy(call)
         outputs = list(given)
@@ -67,7 +68,12 @@ class _Vjp:
         )
 
     def example(self, model: Model) -> dict[str, Any]:
-        output = model.signature.outputs[0]
+        signature = model.signature
+        # How many steps are left of an example's three must be known, or not matter.
+        known = [a for a in (*signature.outputs, *signature.states) if signature.one_length or "time" not in a.axes]
+        output = next((a for a in known if a.differentiable), None)
+        if output is None:
+            raise NotDifferentiable(f"model {model.name!r} has no output of real numbers and of a known size")
         sizes = {"batch": 1, "time": 3}
         shape = [sizes.get(axis, 1) if n is None else n for n, axis in zip(output.shape, output.axes, strict=True)]
         request: dict[str, Any] = {
@@ -89,6 +95,14 @@ class _Vjp:
         for i, name in enumerate(names):
             model.signature.source(name, f"wrt[{i}]")
         return names
+
+
+def _target(model: Model, name: str) -> Array:
+    path = f"cotangents.{name}"
+    found = model.signature.target(name, path)
+    if not found.differentiable:
+        raise NotDifferentiable(f"{name} holds {found.dtype}, which has no cotangent; leave it out", path=path)
+    return found
 
 
 OPERATOR = _Vjp()

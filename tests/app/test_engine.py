@@ -304,3 +304,12 @@ def test_an_archive_with_an_unknown_class_stops_the_start_and_is_named(tmp_path)
     keras.Sequential([keras.Input((None, 2)), Mine(), keras.layers.GRU(3)]).save(tmp_path / "mine.keras")
     with pytest.raises(UnsafeModel, match=r"mine\.keras can't be loaded: .*Mine"):
         start(models=(), models_dir=tmp_path)
+
+
+def test_a_model_whose_numbers_no_format_can_carry(tmp_path):
+    import keras
+
+    layers = [keras.Input((None, 2)), keras.layers.GRU(3, dtype="mixed_bfloat16")]
+    keras.Sequential(layers).save(tmp_path / "brain.keras")
+    with pytest.raises(UnsafeModel, match=r"'brain': .* holds bfloat16.*float32"):
+        start(models=(), models_dir=tmp_path)

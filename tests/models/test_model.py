@@ -269,7 +269,6 @@ def test_several_inputs_and_outputs():
     np.testing.assert_array_equal(found["state.wired.h"], found["late"][:, -1])
 
 
-@pytest.mark.xfail(reason="Model.default takes the length of the first input for every layer", strict=True)
 def test_a_hidden_perturbation_has_the_length_of_its_own_layers_sequence():
     """The second layer runs over another number of steps than the model's first input."""
     keras.utils.set_random_seed(2)
@@ -282,7 +281,6 @@ def test_a_hidden_perturbation_has_the_length_of_its_own_layers_sequence():
     assert nudge.shape == _call(model, arrays, ["hidden.decoder.h"])["hidden.decoder.h"].shape
 
 
-@pytest.mark.xfail(reason="Model.default takes the length of the first input for every layer", strict=True)
 def test_a_hidden_perturbation_behind_pooling_has_the_pooled_length():
     model = Model("m", _sequential(L.AveragePooling1D(2, dtype="float64"), L.GRU(3, name="gru", dtype="float64")))
     x = _normal(B, T, F)

