@@ -36,7 +36,7 @@ class Engine:
         self._models: dict[str, Model] = {}
         self._summaries: dict[str, str] = {}
         self._operators: dict[str, Operator] = scan(app.operators, "OPERATOR")
-        self._programs = Programs()
+        self._programs = Programs(compiled_shapes=settings.compiled_shapes)
         self._compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._pending = 0
         self._idle = asyncio.Event()
@@ -210,7 +210,7 @@ class Engine:
             arrays = {f: {n: np.asarray(a) for n, a in request.get(f, {}).items()} for f in fields}
             options = {name: value for name, value in request.items() if name not in (*fields, "model")}
             call = Call(model.name, operator.name, arrays, options)
-            self._programs.run(model, operator.name, operator.prepare(model, call))
+            self._programs.warm(model, operator.name, operator.prepare(model, call))
 
     def _enter(self) -> None:
         self._pending += 1

@@ -1,12 +1,14 @@
 """Compiled programs: built on first use, kept while they are used, never more than a bounded number.
 
 The graph program of a call takes any batch and time, so it is traced once; XLA is up to ten times faster for small
-batches but compiles for exact shapes, so a shape is compiled when it comes for the second time.
+batches but compiles, for a second or more, each exact shape. So the first few shapes of each program are compiled and
+all others share the graph. Which of the two serves a shape is settled when it first comes: the two round differently,
+and equal requests are to get equal bits.
 """
 
 import logging
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -55,13 +57,15 @@ class Programs:
 
     Args:
         limit: how many graph programs, and as many compiled ones, are kept.
+        compiled_shapes: how many shapes of one program are compiled.
     """
 
-    def __init__(self, limit: int = 64) -> None:
+    def __init__(self, limit: int = 64, compiled_shapes: int = 8) -> None:
+        self._limit, self._compiled_shapes = limit, compiled_shapes
         self._graphs: Recent[Program] = Recent(limit)
-        self._compiled: Recent[Program] = Recent(limit)
-        self._seen: Recent[bool] = Recent(16 * limit)
-        self._graph_only: Recent[bool] = Recent(16 * limit)
+        self._compiled: dict[Hashable, Program] = {}
+        self._counts: Counter[Hashable] = Counter()
+        self._settled: Recent[bool] = Recent(64 * limit)
 
     def run(self, model: Model, operator: str, work: Work) -> tuple[dict[str, np.ndarray], bool]:
         """Run a checked call; return its arrays by path and whether an XLA program was used.
@@ -69,33 +73,48 @@ class Programs:
         Raises:
             InvalidArray: if the model itself refuses the values, such as a token beyond its vocabulary.
         """
-        shapes = tuple((path, array.shape, array.dtype.str) for path, array in work.feeds.items())
-        kind = (model.name, model.version, operator, work.key)
-        exact, free = (*kind, shapes), (*kind, tuple((path, len(shape), dtype) for path, shape, dtype in shapes))
+        exact, free = _keys(model, operator, work)
         feeds = {path: tf.convert_to_tensor(array) for path, array in work.feeds.items()}
-        # XLA reads a token beyond the vocabulary as the last one; the graph refuses it, so such models stay there.
-        compilable = all(a.differentiable for a in model.signature.inputs) and not self._graph_only.get(exact)
-        if compilable and self._seen.get(exact):
+        if self._is_compiled(exact, free, model, work):
             try:
                 return _arrays(self._compile(exact, work)(feeds)), True
             except (ValueError, tf.errors.OpError) as error:
                 # Sizes that the model refuses, or an operation that XLA does not know: the graph tells which.
-                _log.info("model %s: no compiled program for %s %s: %s", model.name, operator, shapes, error)
-                self._graph_only.put(exact, True)
-        self._seen.put(exact, True)
+                _log.info("model %s: no compiled program for %s: %s", model.name, operator, error)
+                self._compiled.pop(exact, None)
+                self._settled.put(exact, False)
         try:
-            return _arrays(self._graph(exact if work.exact else free, model, work)(feeds)), False
+            return _arrays(self._graph(exact, free, model, work)(feeds)), False
         except tf.errors.InvalidArgumentError as error:
             raise _refusal(model, error.message) from error
+
+    def warm(self, model: Model, operator: str, work: Work) -> None:
+        """Build and run the graph program of a call, without settling anything for its shape."""
+        exact, free = _keys(model, operator, work)
+        self._graph(exact, free, model, work)({path: tf.convert_to_tensor(a) for path, a in work.feeds.items()})
+
+    def _is_compiled(self, exact: Hashable, free: Hashable, model: Model, work: Work) -> bool:
+        settled = exact in self._compiled or self._settled.get(exact)
+        if settled is None:
+            settled = (
+                # XLA takes minutes for a loop that is written out, and reads a token beyond the vocabulary as the last.
+                work.strategy == "scan"
+                and all(a.differentiable for a in model.signature.inputs)
+                and self._counts[free] < self._compiled_shapes
+                and len(self._compiled) < self._limit
+            )
+            self._counts[free] += settled
+            self._settled.put(exact, settled)
+        return settled
 
     def _compile(self, key: Hashable, work: Work) -> Program:
         found = self._compiled.get(key)
         if found is None:
-            found = _trace(work, work.feeds, free=False, jit=True)
-            self._compiled.put(key, found)
+            found = self._compiled[key] = _trace(work, work.feeds, free=False, jit=True)
         return found
 
-    def _graph(self, key: Hashable, model: Model, work: Work) -> Program:
+    def _graph(self, exact: Hashable, free: Hashable, model: Model, work: Work) -> Program:
+        key = exact if work.exact else free
         found = self._graphs.get(key)
         if found is None:
             try:
@@ -107,6 +126,13 @@ class Programs:
                 raise _refusal(model, str(error)) from error
             self._graphs.put(key, found)
         return found
+
+
+def _keys(model: Model, operator: str, work: Work) -> tuple[Hashable, Hashable]:
+    """Return what a program for these very shapes, and one for any batch and time, depend on."""
+    kind = (model.name, model.version, operator, work.key)
+    shapes = [(path, array.shape, array.dtype.str) for path, array in work.feeds.items()]
+    return (*kind, tuple(shapes)), (*kind, tuple((path, len(shape), dtype) for path, shape, dtype in shapes))
 
 
 def _arrays(found: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from models import _tf
 from models.model import Model
+from pushforward.errors import InvalidArray
 
 Tensors = dict[str, tf.Tensor]
 Run = Callable[[Tensors], Tensors]
@@ -29,7 +30,7 @@ def point_of(model: Model, given: Tensors, sources: Sequence[str]) -> Tensors:
 def push(run: Run, point: Tensors, tangents: Tensors, stacked: bool) -> tuple[Tensors, Tensors]:
     """Compute outputs and their tangents in forward mode; with `stacked`, K directions against one primal pass."""
     make = _tf.stacked_accumulator if stacked else tf.autodiff.ForwardAccumulator
-    tangents = _of_shapes(tangents, point)
+    tangents = _of_shapes("tangents", tangents, point)
     names = list(tangents)
     with make([point[n] for n in names], [tangents[n] for n in names]) as accumulator:
         outputs = run(point)
@@ -53,7 +54,7 @@ def push_by_reverse(run: Run, point: Tensors, tangents: Tensors, stacked: bool) 
     The pullback u -> Jᵀu is linear in u, so its own pullback, at any u, is t -> Jt (J. Townsend, 2017, "A new trick for
     calculating Jacobian vector products", https://j-towns.github.io/2017/06/12/A-new-trick.html).
     """
-    tangents = _of_shapes(tangents, point)
+    tangents = _of_shapes("tangents", tangents, point)
     names = list(tangents)
     with tf.GradientTape(persistent=True) as outer:
         with tf.GradientTape() as inner:
@@ -81,7 +82,7 @@ def pull(run: Run, point: Tensors, cotangents: Tensors, wrt: Sequence[str], stac
     with tf.GradientTape(persistent=stacked) as tape:
         tape.watch([point[n] for n in wrt])
         outputs = run(point)
-    cotangents = _of_shapes(cotangents, outputs)
+    cotangents = _of_shapes("cotangents", cotangents, outputs)
     names = list(cotangents)
 
     def one(directions: Tensors) -> Tensors:
@@ -98,12 +99,17 @@ def pull(run: Run, point: Tensors, cotangents: Tensors, wrt: Sequence[str], stac
     return outputs, tf.map_fn(one, cotangents, fn_output_signature={n: _spec(point[n]) for n in wrt})
 
 
-def _of_shapes(directions: Tensors, arrays: Tensors) -> Tensors:
+def _of_shapes(field: str, directions: Tensors, arrays: Tensors) -> Tensors:
     """Refuse a direction that has not the size of its array, where that is not known before the model runs."""
     checked: Tensors = {}
     for name, direction in directions.items():
         array = arrays[name]
-        if array.shape[1:].is_fully_defined():
+        own = direction.shape[direction.shape.rank - array.shape.rank :]
+        if own.is_fully_defined() and array.shape.is_fully_defined():
+            if own != array.shape:
+                raise InvalidArray(
+                    f"expected the shape of {name}, {tuple(array.shape)}, got {tuple(own)}", path=f"{field}.{name}"
+                )
             checked[name] = direction
             continue
         size, text = tf.shape(direction)[-array.shape.rank :], f"{name} and its direction must have one shape"

@@ -152,14 +152,8 @@ def fake_app(fake_engine, fake_operators):
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[TestClient]:
-    """The real server; programs are built when a test needs them.
-
-    Nothing is compiled with XLA, which takes seconds for each shape: a repeated shape counts as new.
-    """
-    from app.programs import Recent
-
-    with TestClient(create_app(Settings(warm=False, timeout_s=300))) as client:
-        client.app.state.engine._programs._seen = Recent(0)
+    """The real server; programs are built when a test needs them, none with XLA, which takes seconds for each shape."""
+    with TestClient(create_app(Settings(warm=False, compiled_shapes=0, timeout_s=300))) as client:
         yield client
 
 
@@ -203,5 +197,7 @@ def archives(tmp_path_factory):
 @pytest.fixture(scope="session")
 def archive_server(archives) -> Iterator[TestClient]:
     """The real server with `stacked-rnn` and the archives."""
-    with TestClient(create_app(Settings(models=("stacked-rnn",), models_dir=archives, warm=False))) as client:
+    with TestClient(
+        create_app(Settings(models=("stacked-rnn",), models_dir=archives, warm=False, compiled_shapes=0))
+    ) as client:
         yield client

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.programs import Recent
+from app.programs import Programs
 from models.gradcheck import TOLERANCES, central_difference, compare
 
 # From the files' names, so that nothing is imported while tests are collected.
@@ -268,14 +268,16 @@ def test_a_hundred_requests_at_once_do_not_mix(cases, ask):
         assert compare(found, send(k), floor=1e-3) < request(k)[1].tolerances.equality
 
 
-def test_a_repeated_shape_is_compiled_and_gives_the_same_numbers(cases, ask, engine, monkeypatch):
-    monkeypatch.setattr(engine._programs, "_seen", Recent(64))
+def test_a_compiled_program_gives_the_same_numbers_and_always_the_same_bits(cases, ask, engine, monkeypatch):
     case = cases["stacked-rnn"]
     x, v = case.point["x"][:, :2], case.tangents["x"][:, :2]
+    plain = ask("jvp", case.name, {"inputs.x": x, "tangents.x": v})
+    monkeypatch.setattr(engine, "_programs", Programs(compiled_shapes=1))
     answers = [ask("jvp", case.name, {"inputs.x": x, "tangents.x": v}) for _ in range(3)]
-    assert [answer.envelope["info"]["compiled"] for answer in answers] == [False, True, True]
-    for answer in answers[1:]:
-        assert compare(answer.arrays, answers[0].arrays) < case.tolerances.equality
+    assert [answer.envelope["info"]["compiled"] for answer in (plain, *answers)] == [False, True, True, True]
+    for answer in answers:
+        assert compare(answer.arrays, plain.arrays) < case.tolerances.equality
+        assert all(a.tobytes() == answers[0].arrays[path].tobytes() for path, a in answer.arrays.items())
 
 
 def test_info(cases, ask):

@@ -44,7 +44,7 @@ print(slowest, count)
 
 @pytest.fixture(scope="module")
 def address():
-    settings = Settings(models=("seed-gru", "lstm-last"), warm=False, timeout_s=300)
+    settings = Settings(models=("seed-gru",), warm=False, timeout_s=300)
     server = uvicorn.Server(uvicorn.Config(create_app(settings), host="127.0.0.1", port=0, log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -61,10 +61,10 @@ def start(script, *arguments):
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-def computation(batch, steps):
+def computation(steps):
     """A JVP on a large batch, in safetensors."""
-    x = np.random.default_rng(1).standard_normal((batch, steps, 8)).astype(np.float32)
-    return codecs()["safetensors"].encode(Message({"model": "lstm-last"}, {"inputs.x": x, "tangents.x": x}))
+    x = np.random.default_rng(1).standard_normal((512, steps, 1))
+    return codecs()["safetensors"].encode(Message({"model": "seed-gru"}, {"inputs.x": x, "tangents.x": x}))
 
 
 def large_json():
@@ -92,13 +92,18 @@ def under_load(address, work, body):
     return float(slowest), float(computed), float(transferred)
 
 
+def rounds_until_alive(address, steps):
+    """Up to three rounds: other processes can spoil one, a step that holds the interpreter's lock spoils them all."""
+    rounds, body = [], large_json()
+    while len(rounds) < 3 and not any(slowest < 0.1 for slowest, *_ in rounds):
+        # Each with a shape of its own, so that nothing is compiled.
+        rounds.append(under_load(address, computation(steps + len(rounds)), body))
+    return rounds
+
+
 @pytest.mark.timeout(240)
 def test_alive_within_100_ms_under_load(address):
-    work, body = computation(256, 400), large_json()
-    # Other processes can take the processor from one round; a step that holds the interpreter's lock spoils them all.
-    rounds = []
-    while len(rounds) < 3 and not any(slowest < 0.1 for slowest, *_ in rounds):
-        rounds.append(under_load(address, work, body))
+    rounds = rounds_until_alive(address, 200)
     assert rounds[-1][0] < 0.1, rounds
 
 
@@ -106,10 +111,8 @@ def test_alive_within_100_ms_under_load(address):
 @pytest.mark.timeout(600)
 def test_alive_within_100_ms_during_30_s_of_computation(address):
     body = large_json()
-    _, computed, _ = under_load(address, computation(64, 400), body)
-    work = computation(int(64 * max(1.0, 33 / computed)), 400)
-    rounds = []
-    while len(rounds) < 3 and not any(slowest < 0.1 < 30 < computed for slowest, computed, _ in rounds):
-        rounds.append(under_load(address, work, body))
+    under_load(address, computation(100), body)
+    _, computed, _ = under_load(address, computation(101), body)
+    rounds = rounds_until_alive(address, int(100 * 40 / computed))
     assert rounds[-1][0] < 0.1, rounds
     assert rounds[-1][1] > 30, rounds

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,7 +49,7 @@ def test_recent_keeps_what_was_used_last():
 
 
 def test_one_trace_for_every_batch_and_time(double):
-    programs = Programs()
+    programs = Programs(compiled_shapes=0)
     for batch, time in ((1, 1), (2, 3), (5, 4)):
         x = np.random.default_rng(batch).standard_normal((batch, time, 2))
         found, compiled = programs.run(make_model(), "evaluate", double.work(x))
@@ -57,18 +58,43 @@ def test_one_trace_for_every_batch_and_time(double):
     assert double.traces == 1
 
 
-def test_a_shape_is_compiled_when_it_comes_for_the_second_time(double):
-    programs, x = Programs(), np.ones((2, 3, 2))
-    assert [programs.run(make_model(), "evaluate", double.work(x))[1] for _ in range(3)] == [False, True, True]
-    assert programs.run(make_model(), "evaluate", double.work(x[:1]))[1] is False
+def test_the_first_shapes_of_a_program_are_compiled_and_stay_so(double):
+    programs = Programs(compiled_shapes=2)
+    shapes = [np.ones((1, time, 2)) for time in (1, 2, 3)]
+    for _ in range(3):
+        assert [programs.run(make_model(), "evaluate", double.work(x))[1] for x in shapes] == [True, True, False]
+    assert double.traces == 3
+    assert programs.run(make_model(), "evaluate", double.work(shapes[2], key="other"))[1]
+
+
+def test_the_number_of_compiled_programs_is_bounded(double):
+    programs, x = Programs(limit=2), np.ones((1, 1, 2))
+    assert [programs.run(make_model(), "evaluate", double.work(x, key))[1] for key in range(4)] == [True] * 2 + [
+        False
+    ] * 2
+    assert [programs.run(make_model(), "evaluate", double.work(x, key))[1] for key in range(4)] == [True] * 2 + [
+        False
+    ] * 2
+
+
+def test_warming_settles_nothing(double):
+    programs, x = Programs(), np.ones((1, 3, 2))
+    programs.warm(make_model(), "evaluate", double.work(x))
+    assert programs.run(make_model(), "evaluate", double.work(x))[1]
     assert double.traces == 2
+
+
+@pytest.mark.parametrize("strategy", ["unrolled", "reverse"])
+def test_only_the_loop_is_compiled(double, strategy):
+    work = replace(double.work(np.ones((1, 3, 2))), strategy=strategy)
+    assert not Programs().run(make_model(), "evaluate", work)[1]
 
 
 @pytest.mark.parametrize(
     "change", [{"operator": "jvp"}, {"key": "other"}, {"version": 2}, {"name": "n"}, {"dtype": "float32"}], ids=str
 )
 def test_what_a_program_depends_on(double, change):
-    programs, x = Programs(), np.ones((2, 3, 2))
+    programs, x = Programs(compiled_shapes=0), np.ones((2, 3, 2))
     programs.run(make_model(), "evaluate", double.work(x))
     model = make_model(name=change.get("name", "m"), version=change.get("version", 1))
     work = double.work(x.astype(change.get("dtype", "float64")), change.get("key", "key"))
@@ -79,14 +105,14 @@ def test_what_a_program_depends_on(double, change):
 
 
 def test_an_exact_program_is_traced_for_each_shape(double):
-    programs = Programs()
+    programs = Programs(compiled_shapes=0)
     for time in (1, 2):
         programs.run(make_model(), "evaluate", double.work(np.ones((1, time, 2)), exact=True))
     assert double.traces == 2
 
 
 def test_the_number_of_programs_is_bounded(double):
-    programs = Programs(limit=3)
+    programs = Programs(limit=3, compiled_shapes=0)
     x = np.ones((1, 1, 2))
     for key in range(9):
         programs.run(make_model(), "evaluate", double.work(x, key))

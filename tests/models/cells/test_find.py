@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import models
 from models import cells
 from models.cells._activation import is_elementwise, value_and_slope
 from pushforward._registry import scan
@@ -76,3 +77,18 @@ def test_activations_across_units():
     assert not is_elementwise(keras.activations.log_softmax, 3)
     assert not is_elementwise(centred, 3)
     assert is_elementwise(lambda a: tf.sin(a) + a, 3)
+
+
+@pytest.mark.parametrize("constant", [tf.constant(0.7, tf.float64), np.array([1.0, 0.5, 2.0])], ids=["dtype", "units"])
+def test_an_activation_with_a_dtype_or_a_width_of_its_own_is_left_to_autodiff(constant):
+    x = tf.constant(np.random.default_rng(0).normal(size=(2, 3, 2)))
+    found = []
+    for library in (L, models):
+        keras.utils.set_random_seed(0)
+        layer = library.SimpleRNN(3, activation=lambda a: tf.tanh(constant * a), dtype="float64")
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        found.append(tape.gradient(y, x))
+    assert cells.find(layer.cell) is None
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-13)
