@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -9,6 +10,10 @@ import tensorflow as tf
 from models import _tf
 
 Tensors = list[tf.Tensor]
+
+# Elements of a step's input up to which its arrays are read as one, and up to which they are read when they are needed.
+_READ_AS_ONE = 8192
+_READ_LATE = 512
 
 _TRACES: OrderedDict[Any, Any] = OrderedDict()
 _TRACES_MAX = 128
@@ -63,30 +68,36 @@ def run(step: Step, consts: Tensors, carry: Tensors, xs: Tensors, reverse: bool)
 
 
 def _while(step: Step, consts: Tensors, carry: Tensors, xs: Tensors, reverse: bool) -> tuple[Tensors, ...]:
+    y_specs, zero_sums = _specs(step, consts, carry, xs)
+    xs, unpack = _packed(xs)
     time = tf.shape(xs[0])[0]
     last = time - 1
     reads = [
         tf.TensorArray(x.dtype, size=time, element_shape=x.shape[1:], clear_after_read=False).unstack(x) for x in xs
     ]
-    y_specs, zero_sums = _specs(step, consts, carry, xs)
     before = [tf.TensorArray(c.dtype, size=time, element_shape=c.shape) for c in carry]
     y_stacks = [tf.TensorArray(s.dtype, size=time, element_shape=s.shape) for s in y_specs]
 
+    def read(k: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return tuple(a.read(last - k if reverse else k) for a in reads)
+
     # XLA fuses a step into one kernel that it vectorises only if no read from, or write to, a changing place is part of
-    # it (3 times faster). So each step's x is read by the step before, and what is stacked is the carry that came in.
+    # it (3 times faster). So what is stacked is the carry that came in, and a large x is read by the step before; for a
+    # small one the additional copy would cost more.
+    early = not _is_small(xs, _READ_LATE)
+
     def body(k: tf.Tensor, x: Any, carry: Any, before: Any, y_stacks: Any, sums: Any) -> Any:
         i = last - k if reverse else k
-        ahead = tf.minimum(k + 1, last)
         before = tuple(a.write(i, c) for a, c in zip(before, carry, strict=True))
-        new, ys, adds = step(consts, list(carry), list(x))
+        new, ys, adds = step(consts, list(carry), unpack(list(x if early else read(k))))
         for value, start in zip(new, carry, strict=True):
             value.set_shape(start.shape)
         y_stacks = tuple(a.write(i, v) for a, v in zip(y_stacks, ys, strict=True))
         sums = tuple(s + a for s, a in zip(sums, adds, strict=True))
-        x = tuple(read.read(last - ahead if reverse else ahead) for read in reads)
+        x = read(tf.minimum(k + 1, last)) if early else ()
         return k + 1, x, tuple(new), before, y_stacks, sums
 
-    first = tuple(x[-1 if reverse else 0] for x in xs)
+    first = tuple(x[-1 if reverse else 0] for x in xs) if early else ()
     start = (tf.constant(0), first, tuple(carry), tuple(before), tuple(y_stacks), tuple(zero_sums))
     _, _, final, before_, ys_, sums_ = tf.while_loop(
         lambda k, *_: k < time, body, start, maximum_iterations=xs[0].shape[0]
@@ -100,6 +111,19 @@ def _stacked(array: tf.TensorArray, like: tf.Tensor) -> tf.Tensor:
     stack = array.stack()
     stack.set_shape([like.shape[0], *stack.shape[1:]])
     return stack
+
+
+def _packed(xs: Tensors) -> tuple[Tensors, Callable[[Tensors], Tensors]]:
+    """Join small arrays of one kind along their last axis: below some size a step's time goes by how many it reads."""
+    alike = all(x.shape.rank == 3 for x in xs) and len({(x.dtype, x.shape[1]) for x in xs}) == 1
+    if len(xs) < 2 or not (alike and _is_small(xs, _READ_AS_ONE)):
+        return xs, lambda x: x
+    sizes = [x.shape[2] for x in xs]
+    return [tf.concat(xs, 2)], lambda x: tf.split(x[0], sizes, 1)
+
+
+def _is_small(xs: Tensors, limit: int) -> bool:
+    return all(x.shape[1:].is_fully_defined() for x in xs) and sum(x.shape[1:].num_elements() for x in xs) <= limit
 
 
 def _after(before: tf.Tensor, final: tf.Tensor, reverse: bool) -> tf.Tensor:

@@ -21,9 +21,10 @@ from models.scan import (
     unroll,
 )
 
-# A recurrent matrix of up to this size stays in a core's cache between the two vector products of one step, which for a
-# single row are then faster than one matrix product of two rows.
+# A recurrent matrix of up to this size stays in a core's cache between the two products of one step. Two are then
+# faster than one with twice the rows, unless there are a few rows only, where starting a product is what takes time.
 _CACHED_BYTES = 2**20
+_FEW_ROWS = 16
 
 
 @tf.autograph.experimental.do_not_convert
@@ -194,7 +195,8 @@ class _Dual:
 
 def _products(h: tf.Tensor, dh: tf.Tensor, matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Multiply a state and its tangents with the recurrent matrix, which is then read from memory once."""
-    if h.shape[0] == 1 and dh.shape.rank == 2 and matrix.shape.num_elements() * matrix.dtype.size <= _CACHED_BYTES:
+    cached = matrix.shape.num_elements() * matrix.dtype.size <= _CACHED_BYTES
+    if cached and dh.shape.rank == 2 and h.shape[0] is not None and not 1 < h.shape[0] <= _FEW_ROWS:
         return times(h, matrix), times(dh, matrix)
     rows = tf.shape(h)[0]
     both = times(tf.concat([h, tf.reshape(dh, [-1, dh.shape[-1]])], 0), matrix)
