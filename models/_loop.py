@@ -30,7 +30,11 @@ class Step(Protocol):
 
 
 def run(step: Step, consts: Tensors, carry: Tensors, xs: Tensors, reverse: bool) -> list[Tensors]:
-    """Return [final carry, carry after each step, ys, sums]; nothing is recorded for differentiation."""
+    """Return [final carry, carry after each step, ys, sums]; nothing is recorded for differentiation.
+
+    Raises:
+        ValueError: if the step captures something that an active tape or accumulator differentiates.
+    """
     arguments = consts + carry + xs
     k, c = len(consts), len(carry)
     sizes: list[int] = []
@@ -58,6 +62,7 @@ def run(step: Step, consts: Tensors, carry: Tensors, xs: Tensors, reverse: bool)
                 while len(_TRACES) > _TRACES_MAX:
                     _TRACES.popitem(last=False)
     traced, counts = found
+    _refuse_captured(traced)
     with _tf.stop_recording():
         outputs = list(traced(*arguments))
     parts, start = [], 0
@@ -65,6 +70,16 @@ def run(step: Step, consts: Tensors, carry: Tensors, xs: Tensors, reverse: bool)
         parts.append(outputs[start : start + count])
         start += count
     return parts
+
+
+def _refuse_captured(traced: Any) -> None:
+    """Refuse a step that uses, without being handed it, what someone differentiates: the answer would lack a term."""
+    captured = [t for t, _ in traced.graph.captures if t.dtype.is_floating or t.dtype == tf.resource]
+    if captured and (_tf.taped(captured) or _tf.tangents(captured)):
+        raise ValueError(
+            f"a step of a recurrence uses {', '.join(str(t.shape) for t in captured)} from outside that is being "
+            "differentiated; make it a weight of the cell (add_weight), or hand it to scan as one of consts"
+        )
 
 
 def _while(step: Step, consts: Tensors, carry: Tensors, xs: Tensors, reverse: bool) -> tuple[Tensors, ...]:

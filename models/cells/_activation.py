@@ -23,6 +23,9 @@ def value_and_slope(activation: Activation, a: tf.Tensor) -> tuple[tf.Tensor, tf
         return tf.nn.relu(a), tf.cast(a > 0, a.dtype)
     if activation is keras.activations.linear:
         return a, tf.ones_like(a)
+    if activation in _SOFTSIGN:  # TensorFlow has no second derivative of it
+        inverse = 1 / (1 + tf.abs(a))
+        return a * inverse, inverse * inverse
     with _tf.fresh_forward_state(), tf.GradientTape() as tape:
         tape.watch(a)
         y = activation(a)
@@ -49,4 +52,5 @@ def is_elementwise(activation: Activation, units: int) -> bool:
 _TANH = {keras.activations.tanh, tf.nn.tanh, keras.ops.tanh}
 _SIGMOID = {keras.activations.sigmoid, tf.nn.sigmoid, keras.ops.sigmoid}
 _RELU = {keras.activations.relu, tf.nn.relu, keras.ops.relu}
-_KNOWN = _TANH | _SIGMOID | _RELU | {keras.activations.linear}
+_SOFTSIGN = {keras.activations.softsign, tf.nn.softsign, keras.ops.softsign}
+_KNOWN = _TANH | _SIGMOID | _RELU | _SOFTSIGN | {keras.activations.linear}
