@@ -88,6 +88,14 @@ def _has_directions(primal: tf.Tensor, tangent: tf.Tensor | None) -> bool:
     return tangent is not None and tangent.shape.rank == primal.shape.rank + 1
 
 
+def _shaped(tangent: tf.Tensor | None, shape: tf.TensorShape) -> tf.Tensor | None:
+    # After 32 shapes of one operation TensorFlow traces its rule for any shape and forgets even the rank, by which
+    # stacked directions are told from single ones.
+    if tangent is not None:
+        tangent.set_shape(shape)
+    return tangent
+
+
 def _jvp(
     op_name: str,
     attr_tuple: Any,
@@ -100,7 +108,8 @@ def _jvp(
     # an integer, and then refuses both because the axis of directions is missing. Calls that are not stacked pass
     # through unchanged.
     if not use_batch:
-        return forwardprop._jvp_dispatch(op_name, attr_tuple, inputs, outputs, tangents, use_batch)
+        found = forwardprop._jvp_dispatch(op_name, attr_tuple, inputs, outputs, tangents, use_batch)
+        return [_shaped(t, output.shape) for t, output in zip(found, outputs, strict=True)]
     along = [i for i, (p, t) in enumerate(zip(inputs, tangents, strict=True)) if _has_directions(p, t)]
     places: list[int] = []
 
@@ -120,7 +129,7 @@ def _jvp(
     stacked = traced(list(inputs), list(outputs), [tangents[i] for i in along])
     result: list[tf.Tensor | None] = [None] * len(outputs)
     for i, tangent in zip(places, stacked, strict=True):
-        result[i] = tangent
+        result[i] = _shaped(tangent, tf.TensorShape([None]) + outputs[i].shape)
     return result
 
 
@@ -141,7 +150,8 @@ def model_inputs(
     network: keras.Model, given: Sequence[tf.TensorSpec] | None
 ) -> tuple[list[tf.TensorSpec], Any, list[str]]:
     """Return a model's inputs as specs with a free batch axis, the structure it is called with, and their names."""
-    symbolic = getattr(network, "inputs", None)
+    # An unbuilt Sequential's `inputs` raise in older versions of Keras 3.
+    symbolic = getattr(network, "inputs", None) if network.built else None
     if symbolic:
         structure = getattr(network, "_inputs_struct", None)
         structure = symbolic[0] if structure is None else structure

@@ -78,7 +78,7 @@ def made(request):
 
 def _inputs(model, seed=0):
     random = np.random.default_rng(seed)
-    count = len(model.inputs) if getattr(model, "inputs", None) else 1
+    count = len(model.inputs) if model.built and getattr(model, "inputs", None) else 1
     arrays = [random.normal(size=(2, 4, F)).astype("float32") for _ in range(count)]
     if seed == 0:
         arrays[0][0, 2:] = 0  # what Masking masks

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models import scan
+from models import _tf, scan
 from models._tf import stacked_accumulator
 from models.gradcheck import TOLERANCES, adjoint_error, central_difference, compare
 
@@ -444,3 +444,10 @@ def test_tape_keeps_the_carries_and_nothing_else_per_step():
 def test_the_measure_of_the_tape_sees_what_an_ordinary_loop_keeps():
     short, long = (kept_by_the_tape(partial(outputs, written_out), steps) for steps in (5, 15))
     assert (long - short) / 10 > 2 * CARRIES
+
+
+@pytest.mark.parametrize("product", [reverse_over_forward, forward_over_forward], ids=name)
+def test_nothing_is_lost_when_tensorflow_stops_tracing_exact_shapes(monkeypatch, product):
+    """After 32 shapes of an operation its rule is traced for any shape and no longer knows even the rank."""
+    monkeypatch.setattr(_tf.forwardprop, "_TRACE_COUNT_LIMIT", 0)
+    assert error(product, "free") <= TIGHT
