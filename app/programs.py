@@ -82,6 +82,7 @@ class Programs:
                 # Sizes that the model refuses, or an operation that XLA does not know: the graph tells which.
                 _log.info("model %s: no compiled program for %s: %s", model.name, operator, error)
                 self._compiled.pop(exact, None)
+                self._counts[free] -= 1
                 self._settled.put(exact, False)
         try:
             return _arrays(self._graph(exact, free, model, work)(feeds)), False

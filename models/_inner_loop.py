@@ -10,7 +10,7 @@ import tensorflow as tf
 from models import _tf, cells
 from models._probe import Probe, active
 from models.recurrence import recur
-from models.scan import cut, scan
+from models.scan import cut, scan, swap
 
 Tensors = list[tf.Tensor]
 Maybe = list[tf.Tensor | None]
@@ -33,7 +33,7 @@ def inner_loop(layer: keras.layers.RNN, sequences: tf.Tensor, initial_state: Any
     """Run a recurrent layer and return (last output, outputs in processing order, final states), as Keras does."""
     structure = initial_state if keras.tree.is_nested(initial_state) else [initial_state]
     states = [tf.convert_to_tensor(s) for s in keras.tree.flatten(structure)]
-    xs = _swap(tf.convert_to_tensor(sequences))
+    xs = swap(tf.convert_to_tensor(sequences))
     mask = _time_major_mask(mask)
     probe = active()
     nudges = _time_major_nudges(layer, states, mask, probe)
@@ -46,9 +46,9 @@ def inner_loop(layer: keras.layers.RNN, sequences: tf.Tensor, initial_state: Any
         visit = probe.visit(layer)
         visit.calls += 1
         visit.initial, visit.final = states, final
-        visit.hidden = [_swap(s) for s in stacks]
+        visit.hidden = [swap(s) for s in stacks]
     ordered = tf.reverse(outputs, [0]) if layer.go_backwards else outputs
-    sequence = _swap(ordered) if layer.return_sequences else last[:, tf.newaxis]
+    sequence = swap(ordered) if layer.return_sequences else last[:, tf.newaxis]
     return last, sequence, keras.tree.pack_sequence_as(structure, final)
 
 
@@ -169,21 +169,17 @@ def _fit(mask: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     return tf.reshape(mask, [-1] + [1] * (tensor.shape.rank - 1))
 
 
-def _swap(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
-
-
 def _time_major_mask(mask: Any) -> tf.Tensor | None:
     mask = mask[0] if keras.tree.is_nested(mask) else mask
     if mask is None:
         return None
     mask = tf.cast(mask, tf.bool)
-    return _swap(mask[..., tf.newaxis] if mask.shape.rank == 2 else mask)
+    return swap(mask[..., tf.newaxis] if mask.shape.rank == 2 else mask)
 
 
 def _time_major_nudges(layer: Any, states: Tensors, mask: tf.Tensor | None, probe: Probe | None) -> Maybe:
     given = None if probe is None else probe.nudges.get(id(layer))
-    nudges = [None if n is None else _swap(n) for n in given] if given else [None] * len(states)
+    nudges = [None if n is None else swap(n) for n in given] if given else [None] * len(states)
     if mask is None:
         return nudges
     # A masked step has no state of its own to nudge.

@@ -23,7 +23,8 @@ _TRACES_LOCK = threading.Lock()
 class Step(Protocol):
     """One step: `(consts, carry, x) -> (carry, ys, sums)`; `sums` are added up over the steps instead of stacked.
 
-    Steps are hashable (frozen dataclasses), so that eager calls find their traced loop again.
+    Steps with a true attribute `pure` are hashable (frozen dataclasses) and depend on nothing that may change, so that
+    eager calls find their traced loop again.
     """
 
     def __call__(self, consts: Tensors, carry: Tensors, x: Tensors) -> tuple[Tensors, Tensors, Tensors]: ...
@@ -45,7 +46,9 @@ def run(step: Step, consts: Tensors, carry: Tensors, xs: Tensors, reverse: bool)
         return [t for part in parts for t in part]
 
     specs = tuple(tf.TensorSpec(t.shape, t.dtype) for t in arguments)
-    key = (step, k, c, reverse, specs) if tf.executing_eagerly() else None
+    # What a user's step reads besides its arguments may change, so only steps that can't are kept.
+    keep = tf.executing_eagerly() and getattr(step, "pure", False)
+    key = (step, k, c, reverse, specs) if keep else None
     with _TRACES_LOCK:
         found = _TRACES.get(key) if key is not None else None
         if found is not None:

@@ -52,6 +52,7 @@ def with_derivatives(
     `tf.custom_gradient` is not enough: it has no forward rule, so an accumulator transposes the backward one.
     """
     inputs, outputs = list(inputs), list(outputs)
+    backward = _with_shapes(backward, [t.shape for t in inputs], [t.shape for t in outputs])
     if not tf.executing_eagerly():
         # A tape outside the enclosing tf.function never sees the record below: it differentiates the graph. A gradient
         # attached to this very operation serves it, and is dropped with the graph, unlike a registered override.
@@ -77,6 +78,17 @@ def with_derivatives(
     name = "PushforwardScan"
     record.record_operation(name, outputs, inputs, partial(backward, inputs, outputs), linked_forward)
     return list(outputs)
+
+
+def _with_shapes(backward: Backward, inputs: Sequence[tf.TensorShape], outputs: Sequence[tf.TensorShape]) -> Backward:
+    """Restore what is known of the shapes of cotangents: inside a map, TensorFlow's gradient of a slice forgets it."""
+
+    def shaped(primals: Sequence[tf.Tensor], values: Sequence[tf.Tensor], *cotangents: tf.Tensor | None) -> Any:
+        given = [_shaped(t, shape) for t, shape in zip(cotangents, outputs, strict=True)]
+        found = backward(primals, values, *given)
+        return [_shaped(t, shape) for t, shape in zip(found, inputs, strict=True)]
+
+    return shaped
 
 
 def stacked_accumulator(primals: Sequence[tf.Tensor], tangents: Sequence[tf.Tensor]) -> tf.autodiff.ForwardAccumulator:

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from models import _tf
 from models._loop import run
+from models.cells._activation import is_known
 from models.cells._cell import Cell, Maybe, Tensors, times
 from models.scan import (
     cut,
@@ -151,8 +152,16 @@ def _plus(values: Tensors, has: tuple[bool, ...], terms: Tensors) -> Tensors:
 
 
 @dataclass(frozen=True)
-class _Primal:
+class _Step:
     cell: Cell
+
+    @property
+    def pure(self) -> bool:
+        return all(is_known(f) for f in vars(self.cell).values())
+
+
+@dataclass(frozen=True)
+class _Primal(_Step):
     nudged: tuple[bool, ...]
     masked: bool
 
@@ -164,10 +173,9 @@ class _Primal:
 
 
 @dataclass(frozen=True)
-class _Dual:
+class _Dual(_Step):
     """A step and its tangent, `(state, tangent)` to `(state, tangent)`."""
 
-    cell: Cell
     nudged: tuple[bool, ...]
     masked: bool
     d_consts: tuple[bool, ...]
@@ -210,10 +218,9 @@ def _spread(has: tuple[bool, ...], values: Tensors) -> Maybe:
 
 
 @dataclass(frozen=True)
-class _Push:
+class _Push(_Step):
     """The tangent of the state through one step."""
 
-    cell: Cell
     coefficients: int
     sources: tuple[bool, ...]
     masked: bool
@@ -226,10 +233,9 @@ class _Push:
 
 
 @dataclass(frozen=True)
-class _Pull:
+class _Pull(_Step):
     """The cotangent of the state back through one step; stacks the total cotangent after each step."""
 
-    cell: Cell
     coefficients: int
     given: tuple[bool, ...]
     masked: bool

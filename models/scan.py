@@ -53,6 +53,8 @@ def scan(
     Returns:
         The carry after the last step, and the stacked outputs `(time, ...)`, each at its step's own index.
 
+    Called eagerly, the step is traced anew each time; inside a `tf.function` once.
+
     Differentiable with respect to `consts`, `carry` and `xs` where these are floating, by autodiff inside the loop's
     body. A tape keeps the inputs and the carry after each step, nothing else per step: steps are recomputed.
     """
@@ -135,6 +137,10 @@ class _Dual:
     d_xs: tuple[bool, ...]
     stacked: bool
 
+    @property
+    def pure(self) -> bool:
+        return getattr(self.step, "pure", False)
+
     def __call__(self, consts: Tensors, carry: Tensors, x: Tensors) -> tuple[Tensors, Tensors, Tensors]:
         k, dk = cut(consts, len(self.d_consts), sum(self.d_consts))
         c, v, dv = cut(x, self.carries, self.xs, sum(self.d_xs))
@@ -161,6 +167,10 @@ class _Pullback:
     g_after: tuple[bool, ...]
     g_ys: tuple[bool, ...]
     g_sums: tuple[bool, ...]
+
+    @property
+    def pure(self) -> bool:
+        return getattr(self.step, "pure", False)
 
     def __call__(self, consts: Tensors, carry: Tensors, x: Tensors) -> tuple[Tensors, Tensors, Tensors]:
         k, g_sums = cut(consts, self.consts, sum(self.g_sums))
@@ -245,13 +255,14 @@ def time_first(tangent: tf.Tensor, primal: tf.Tensor) -> tf.Tensor:
     """Move time in front of the axis of directions: `(K, time, ...)` to `(time, K, ...)`."""
     if tangent.shape.rank == primal.shape.rank:
         return tangent
-    return _swap(tangent)
+    return swap(tangent)
 
 
 def time_second(stack: tf.Tensor, count: tf.Tensor | None) -> tf.Tensor:
     """Undo `time_first` for an output of a stacked loop."""
-    return stack if count is None else _swap(stack)
+    return stack if count is None else swap(stack)
 
 
-def _swap(tensor: tf.Tensor) -> tf.Tensor:
+def swap(tensor: tf.Tensor) -> tf.Tensor:
+    """Exchange the first two axes."""
     return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])

@@ -85,7 +85,7 @@ class Signature:
             raise UnknownName(
                 f"{name} can't be given: another layer of the model computes this initial state", path=path
             )
-        return self._known(name, [*self.inputs, *self.states], path, "an input")
+        return self._known(name, [*self.inputs, *self.states], path, "among the inputs")
 
     def source(self, name: str, path: str) -> Array:
         """Look up an array that can be differentiated with respect to: on the input side.
