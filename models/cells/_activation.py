@@ -62,10 +62,11 @@ def is_elementwise(activation: Activation, units: int) -> bool:
 
 _ELEMENTWISE = set(
     (
-        "Placeholder Const Identity IdentityN Cast Tanh Sigmoid Relu Relu6 LeakyRelu Elu Selu Softplus Softsign Exp Expm1 Log "
-        "Log1p Sin Cos Sinh Cosh Asinh Atan Erf Erfc Neg Abs Sign Square Sqrt Rsqrt Reciprocal Inv AddV2 Add Sub Mul "
-        "RealDiv Div Maximum Minimum Pow SquaredDifference SelectV2 Greater GreaterEqual Less LessEqual LogicalAnd "
-        "LogicalOr LogicalNot ZerosLike OnesLike ClipByValue NoOp StopGradient"
+        "Placeholder Const Identity IdentityN Cast Tanh Sigmoid Relu Relu6 LeakyRelu Elu Selu Softplus "
+        "Softsign Exp Expm1 Log Log1p Sin Cos Sinh Cosh Asinh Atan Erf Erfc Neg Abs Sign Square Sqrt Rsqrt "
+        "Reciprocal Inv AddV2 Add Sub Mul RealDiv Div Maximum Minimum Pow SquaredDifference SelectV2 Greater "
+        "GreaterEqual Less LessEqual LogicalAnd LogicalOr LogicalNot ZerosLike OnesLike ClipByValue NoOp "
+        "StopGradient "
     ).split()
 )
 _TANH = {keras.activations.tanh, tf.nn.tanh, keras.ops.tanh}
