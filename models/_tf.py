@@ -83,12 +83,12 @@ def with_derivatives(
 def _with_shapes(backward: Backward, inputs: Sequence[tf.TensorShape], outputs: Sequence[tf.TensorShape]) -> Backward:
     """Restore what is known of the shapes of cotangents: inside a map, TensorFlow's gradient of a slice forgets it."""
 
-    def shaped(primals: Sequence[tf.Tensor], values: Sequence[tf.Tensor], *cotangents: tf.Tensor | None) -> Any:
-        given = [_shaped(t, shape) for t, shape in zip(cotangents, outputs, strict=True)]
+    def checked(primals: Sequence[tf.Tensor], values: Sequence[tf.Tensor], *cotangents: tf.Tensor | None) -> Any:
+        given = [shaped(t, shape) for t, shape in zip(cotangents, outputs, strict=True)]
         found = backward(primals, values, *given)
-        return [_shaped(t, shape) for t, shape in zip(found, inputs, strict=True)]
+        return [shaped(t, shape) for t, shape in zip(found, inputs, strict=True)]
 
-    return shaped
+    return checked
 
 
 def stacked_accumulator(primals: Sequence[tf.Tensor], tangents: Sequence[tf.Tensor]) -> tf.autodiff.ForwardAccumulator:
@@ -100,9 +100,12 @@ def _has_directions(primal: tf.Tensor, tangent: tf.Tensor | None) -> bool:
     return tangent is not None and tangent.shape.rank == primal.shape.rank + 1
 
 
-def _shaped(tangent: tf.Tensor | None, shape: tf.TensorShape) -> tf.Tensor | None:
-    # After 32 shapes of one operation TensorFlow traces its rule for any shape and forgets even the rank, by which
-    # stacked directions are told from single ones.
+def shaped(tangent: tf.Tensor | None, shape: tf.TensorShape) -> tf.Tensor | None:
+    """Restore the static shape of a tangent or cotangent.
+
+    After 32 shapes of one operation TensorFlow traces its rule for any shape and forgets even the rank, by which
+    stacked directions are told from single ones.
+    """
     if tangent is not None:
         tangent.set_shape(shape)
     return tangent
@@ -121,7 +124,7 @@ def _jvp(
     # through unchanged.
     if not use_batch:
         found = forwardprop._jvp_dispatch(op_name, attr_tuple, inputs, outputs, tangents, use_batch)
-        return [_shaped(t, output.shape) for t, output in zip(found, outputs, strict=True)]
+        return [shaped(t, output.shape) for t, output in zip(found, outputs, strict=True)]
     along = [i for i, (p, t) in enumerate(zip(inputs, tangents, strict=True)) if _has_directions(p, t)]
     places: list[int] = []
 
@@ -141,7 +144,7 @@ def _jvp(
     stacked = traced(list(inputs), list(outputs), [tangents[i] for i in along])
     result: list[tf.Tensor | None] = [None] * len(outputs)
     for i, tangent in zip(places, stacked, strict=True):
-        result[i] = _shaped(tangent, tf.TensorShape([None]) + outputs[i].shape)
+        result[i] = shaped(tangent, tf.TensorShape([None]) + outputs[i].shape)
     return result
 
 

@@ -190,6 +190,7 @@ class _Pullback:
         found = tape.gradient(
             [t for t, _ in pairs], real, output_gradients=[g for _, g in pairs], unconnected_gradients="zero"
         )
+        found = [_tf.shaped(g, t.shape) for g, t in zip(found, real, strict=True)]
         gk, gc, gv = cut(found, sum(map(_floating, k)), sum(map(_floating, c)), sum(map(_floating, v)))
         return gc, gv, gk
 
@@ -201,7 +202,7 @@ def _floating(tensor: tf.Tensor) -> bool:
 def _tangent(accumulator: tf.autodiff.ForwardAccumulator, tensor: tf.Tensor, like: tf.Tensor | None) -> tf.Tensor:
     tangent = accumulator.jvp(tensor)
     if tangent is not None:
-        return tangent
+        return _tf.shaped(tangent, tensor.shape if like is None else tf.TensorShape([None]) + tensor.shape)
     return tf.zeros_like(tensor) if like is None else stacked_zeros(tensor, tf.shape(like)[0])
 
 

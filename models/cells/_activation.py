@@ -28,7 +28,7 @@ def value_and_slope(activation: Activation, a: tf.Tensor) -> tuple[tf.Tensor, tf
     with _tf.fresh_forward_state(), tf.GradientTape() as tape:
         tape.watch(a)
         y = activation(a)
-        return y, tape.gradient(y, a, unconnected_gradients="zero")
+        return y, _tf.shaped(tape.gradient(y, a, unconnected_gradients="zero"), a.shape)
 
 
 def is_known(activation: Activation) -> bool:

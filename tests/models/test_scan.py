@@ -450,4 +450,10 @@ def test_the_measure_of_the_tape_sees_what_an_ordinary_loop_keeps():
 def test_nothing_is_lost_when_tensorflow_stops_tracing_exact_shapes(monkeypatch, product):
     """After 32 shapes of an operation its rule is traced for any shape and no longer knows even the rank."""
     monkeypatch.setattr(_tf.forwardprop, "_TRACE_COUNT_LIMIT", 0)
+    for rank in (1, 2, 3, 4):
+        x = tf.ones([2] * rank, tf.float64)
+        for function in (tf.tanh, tf.sigmoid, lambda a: a * a, lambda a: a + a, lambda a: a - 2 * a, lambda a: a + 1):
+            with tf.autodiff.ForwardAccumulator(x, x) as accumulator:
+                y = function(x)
+            assert accumulator.jvp(y) is not None
     assert error(product, "free") <= TIGHT
