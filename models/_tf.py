@@ -104,10 +104,12 @@ def shaped(tangent: tf.Tensor | None, shape: tf.TensorShape) -> tf.Tensor | None
     """Restore the static shape of a tangent or cotangent.
 
     After 32 shapes of one operation TensorFlow traces its rule for any shape and forgets even the rank, by which
-    stacked directions are told from single ones.
+    stacked directions are told from single ones. What comes as slices, from a lookup, becomes dense.
     """
-    if tangent is not None:
-        tangent.set_shape(shape)
+    if tangent is None:
+        return None
+    tangent = tf.convert_to_tensor(tangent)
+    tangent.set_shape(shape)
     return tangent
 
 
