@@ -108,9 +108,9 @@ def shaped(tangent: tf.Tensor | None, shape: tf.TensorShape) -> tf.Tensor | None
     """
     if tangent is None:
         return None
-    tangent = tf.convert_to_tensor(tangent)
-    tangent.set_shape(shape)
-    return tangent
+    dense = tf.convert_to_tensor(tangent)
+    dense.set_shape(shape)
+    return dense
 
 
 def _jvp(
