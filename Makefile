@@ -48,8 +48,8 @@ demo: $(SERVER) ## start the server, send it one JVP, check it against finite di
 serve: $(SERVER) ## run the server in the foreground [PORT=8000 HOST=127.0.0.1]
 	@exec $(BIN)/python -m app --host $(HOST) --port $(PORT)
 
-test: $(TESTED) ## run the tests [ARGS="tests/models -k gru"]
-	$(BIN)/python -m pytest $(ARGS)
+test: $(TESTED) ## run the tests, two at a time [ARGS="tests/models -k gru"]
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-slow: $(TESTED) ## run the tests marked slow
 	$(BIN)/python -m pytest -m slow $(ARGS)
