@@ -85,15 +85,15 @@ class Engine:
         if self._pending >= self._settings.queue_size:
             raise Overloaded(f"{self._pending} calls are waiting, as many as may; try again later", retry_after_s=1)
         model, operator = self._find(call.model), self._operators[call.operator]
-        limit = min(call.timeout_s or self._settings.timeout_s, self._settings.timeout_s)
+        largest = self._settings.timeout_s
+        limit = min(call.timeout_s or largest, largest)
         try:
             async with asyncio.timeout(limit):
                 arrays, info = await self._answer(model, operator, call)
         except TimeoutError:
+            remedy = "give a larger timeout_s" if limit < largest else f"raise the server's {variable('timeout_s')}"
             raise DeadlineExceeded(
-                f"the answer was not ready within {limit:g} s; send fewer rows, a larger timeout_s, or raise "
-                "PUSHFORWARD_TIMEOUT_S",
-                expected=f"{limit:g} s",
+                f"the answer was not ready within {limit:g} s; send fewer rows, or {remedy}", expected=f"{limit:g} s"
             ) from None
         return Answer(model.name, model.version, arrays, info)
 
@@ -115,13 +115,13 @@ class Engine:
         model = self._models.get(base)
         if model is None:
             raise UnknownModel(
-                f"there is no model {base[:80]!r}; there are: {', '.join(self._models)}",
+                f"{base[:80]!r} is not registered; there are: {', '.join(self._models)}",
                 path="model",
                 expected=list(self._models),
             )
         if at and version != str(model.version):
             raise UnknownModel(
-                f"model {base!r} has no version {version[:20]!r}; it has: {model.version}",
+                f"{base!r} has no version {version[:20]!r}; it has: {model.version}",
                 path="model",
                 expected=[model.version],
             )
