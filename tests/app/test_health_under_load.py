@@ -81,12 +81,13 @@ def under_load(address, work, body):
     transfer = start(POST, *address, "/evaluate", codecs()["json"].media_type)
     sender = threading.Thread(target=lambda: (computing.stdin.write(work), computing.stdin.close()))
     sender.start()
-    status, _, transferred = transfer.communicate(body)[0].split()
+    status, size, transferred = transfer.communicate(body)[0].split()
     sender.join()
     worked, _, computed = computing.stdout.read().split()
     computing.stdout.close()
     assert computing.wait() == 0
     assert (status, worked) == (b"200", b"200")
+    assert int(size) > 16e6
     slowest, count = probe.communicate()[0].split()
     assert int(count) > 20
     return float(slowest), float(computed), float(transferred)
