@@ -78,7 +78,8 @@ def recur(
     def prepare(inputs: Tensors, after: Tensors) -> tuple[list[Tensors], Tensors, tuple[Tensors, Tensors]]:
         parts = cut(inputs, *sizes)
         before = shifted(parts[1], after, reverse)
-        return parts, before, _linearised(cell, parts[0], before, after, parts[2][0])
+        q = times(before[0], parts[0][0])
+        return parts, before, cell.linearise(parts[0], before, parts[2][0], q)
 
     def forward(inputs: Tensors, after: Tensors, *tangents: tf.Tensor) -> Maybe:
         if together:
@@ -109,10 +110,6 @@ def recur(
         return [*gk, *gc, gp, *(g for g, has in zip(totals, nudged, strict=True) if has), *(None for _ in m)]
 
     return _tf.with_derivatives(outputs, inputs, backward, forward)
-
-
-def _linearised(cell: Cell, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor) -> tuple[Tensors, Tensors]:
-    return cell.linearise(consts, before, after, p, times(before[0], consts[0]))
 
 
 def _with_tangent(
@@ -189,9 +186,8 @@ class _Dual(_Step):
         v, dv, dn = cut(x, 1 + nudges + self.masked, sum(self.d_p), sum(self.d_nudges))
         q, dq = _products(c[0], dc[0], k[0])
         p, mask = v[0], v[1 + nudges :]
-        stepped = self.cell.step(k, c, p, q)
-        inner, bulk = self.cell.linearise(k, c, stepped, p, q)
-        new = _plus(_choose(mask, stepped, c), self.nudged, v[1 : 1 + nudges])
+        inner, bulk = self.cell.linearise(k, c, p, q)
+        new = _plus(_choose(mask, self.cell.step(k, c, p, q), c), self.nudged, v[1 : 1 + nudges])
         (dp,) = _spread(self.d_p, dv)
         sources = self.cell.source(k, inner + bulk, c, _spread(self.d_consts, dk), dp)
         pushed = [_add(d, s) for d, s in zip(self.cell.push(k, inner, dc, dq), sources, strict=True)]

@@ -48,9 +48,7 @@ class Cell(Protocol):
         """Advance the state, `(B, H)` per slot, by one step with projected input `(B, G)`."""
         ...
 
-    def linearise(
-        self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor, q: tf.Tensor
-    ) -> tuple[Tensors, Tensors]:
+    def linearise(self, consts: Tensors, before: Tensors, p: tf.Tensor, q: tf.Tensor) -> tuple[Tensors, Tensors]:
         """Compute the coefficients of all steps: (for the loop, for the products over all steps)."""
         ...
 

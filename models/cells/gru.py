@@ -55,9 +55,7 @@ class ResetAfter(_Gru):
         n = self.activation(pn + r * qn)
         return [z * (h - n) + n]
 
-    def linearise(
-        self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor, q: tf.Tensor
-    ) -> tuple[Tensors, Tensors]:
+    def linearise(self, consts: Tensors, before: Tensors, p: tf.Tensor, q: tf.Tensor) -> tuple[Tensors, Tensors]:
         (h,) = before
         (pz, pr, pn), (qz, qr, qn) = gates(p, 3), gates(_with_bias(q, consts), 3)
         z, slope_z = value_and_slope(self.recurrent_activation, pz + qz)
@@ -115,9 +113,7 @@ class ResetBefore(_Gru):
         n = self.activation(pn + times(r * h, consts[1]))
         return [z * (h - n) + n]
 
-    def linearise(
-        self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor, q: tf.Tensor
-    ) -> tuple[Tensors, Tensors]:
+    def linearise(self, consts: Tensors, before: Tensors, p: tf.Tensor, q: tf.Tensor) -> tuple[Tensors, Tensors]:
         (h,) = before
         (pz, pr, pn), (qz, qr) = gates(p, 3), gates(q, 2)
         z, slope_z = value_and_slope(self.recurrent_activation, pz + qz)

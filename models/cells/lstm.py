@@ -51,9 +51,7 @@ class Lstm:
         c = gate(af) * c + gate(ai) * self.activation(ag)
         return [gate(ao) * self.activation(c), c]
 
-    def linearise(
-        self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor, q: tf.Tensor
-    ) -> tuple[Tensors, Tensors]:
+    def linearise(self, consts: Tensors, before: Tensors, p: tf.Tensor, q: tf.Tensor) -> tuple[Tensors, Tensors]:
         _, c = before
         ai, af, ag, ao = gates(p + q, 4)
         i, slope_i = value_and_slope(self.recurrent_activation, ai)

@@ -30,9 +30,7 @@ class SimpleRnn:
     def step(self, consts: Tensors, carry: Tensors, p: tf.Tensor, q: tf.Tensor) -> Tensors:
         return [self.activation(p + q)]
 
-    def linearise(
-        self, consts: Tensors, before: Tensors, after: Tensors, p: tf.Tensor, q: tf.Tensor
-    ) -> tuple[Tensors, Tensors]:
+    def linearise(self, consts: Tensors, before: Tensors, p: tf.Tensor, q: tf.Tensor) -> tuple[Tensors, Tensors]:
         return [value_and_slope(self.activation, p + q)[1]], []
 
     def source(

@@ -91,8 +91,7 @@ class Case:
     def linearised(self):
         consts, p = self.rule.consts(self.weights), self.rule.project(self.weights, self.x)
         q = times(self.carry[0], consts[0])
-        after = self.rule.step(consts, self.carry, p, q)
-        inner, bulk = self.rule.linearise(consts, self.carry, after, p, q)
+        inner, bulk = self.rule.linearise(consts, self.carry, p, q)
         return consts, p, inner, bulk
 
     def cut(self, flat):
@@ -176,7 +175,7 @@ def test_one_step_without_a_time_axis(case):
     d_consts, (dp,) = case.like(consts), case.like([p])
     carry = [c[1] for c in case.carry]
     q = times(carry[0], consts[0])
-    alone = rule.linearise(consts, carry, rule.step(consts, carry, p[1], q), p[1], q)
+    alone = rule.linearise(consts, carry, p[1], q)
     assert compare(named(alone[0] + alone[1]), named(c[1] for c in inner + bulk)) <= TIGHT
     wanted = rule.source(consts, inner + bulk, case.carry, d_consts, dp)
     found = rule.source(consts, alone[0] + alone[1], carry, d_consts, dp[1])
