@@ -8,7 +8,7 @@ tangent linear and adjoint model of Griewank and Walther, Evaluating Derivatives
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -76,9 +76,18 @@ class Cell(Protocol):
         ...
 
 
-def read(variable: object, dtype: str) -> tf.Tensor:
-    """Read a Keras variable as a tensor: inside a loop's body, reverse mode would keep a copy of it per step."""
-    return tf.cast(tf.convert_to_tensor(variable), dtype)
+def keras_weights(cell: Any) -> Tensors:
+    """Read a Keras cell's weights: `[kernel, recurrent kernel]`, and the bias if there is one.
+
+    As tensors: if a variable were read inside a loop's body, reverse mode would keep a copy of it per step.
+    """
+    found = [cell.kernel, cell.recurrent_kernel] + ([cell.bias] if cell.use_bias else [])
+    return [tf.cast(tf.convert_to_tensor(w), cell.compute_dtype) for w in found]
+
+
+def affine(x: tf.Tensor, kernel: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
+    """Compute `x @ kernel`, plus the bias if there is one."""
+    return total(times(x, kernel), *bias)
 
 
 def times(a: tf.Tensor, b: tf.Tensor, *, transpose: bool = False) -> tf.Tensor:

@@ -14,12 +14,13 @@ from models.cells._cell import (
     Cell,
     Maybe,
     Tensors,
+    affine,
     bias_tangent,
     gates,
+    keras_weights,
     maybe_gates,
     outer,
     product_tangent,
-    read,
     scaled,
     times,
     total,
@@ -33,8 +34,7 @@ class _Gru:
     slots = ("h",)
 
     def weights(self, cell: keras.layers.GRUCell) -> Tensors:
-        found = [cell.kernel, cell.recurrent_kernel] + ([cell.bias] if cell.use_bias else [])
-        return [read(w, cell.compute_dtype) for w in found]
+        return keras_weights(cell)
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ class ResetAfter(_Gru):
     """The reset gate acts on the recurrent product (cuDNN's variant, Keras's default)."""
 
     def project(self, weights: Tensors, x: tf.Tensor) -> tf.Tensor:
-        p = times(x, weights[0])
-        return p + weights[2][0] if len(weights) > 2 else p
+        return affine(x, weights[0], *(bias[0] for bias in weights[2:]))
 
     def consts(self, weights: Tensors) -> Tensors:
         return [weights[1]] + ([weights[2][1]] if len(weights) > 2 else [])
@@ -99,8 +98,7 @@ class ResetBefore(_Gru):
     """The reset gate acts on the state before the recurrent product (the paper's variant)."""
 
     def project(self, weights: Tensors, x: tf.Tensor) -> tf.Tensor:
-        p = times(x, weights[0])
-        return p + weights[2] if len(weights) > 2 else p
+        return affine(x, weights[0], *weights[2:])
 
     def consts(self, weights: Tensors) -> Tensors:
         units = weights[1].shape[0]

@@ -14,11 +14,12 @@ from models.cells._cell import (
     Cell,
     Maybe,
     Tensors,
+    affine,
     gates,
+    keras_weights,
     maybe_gates,
     outer,
     product_tangent,
-    read,
     scaled,
     times,
     total,
@@ -34,12 +35,10 @@ class Lstm:
     slots = ("h", "c")
 
     def weights(self, cell: keras.layers.LSTMCell) -> Tensors:
-        found = [cell.kernel, cell.recurrent_kernel] + ([cell.bias] if cell.use_bias else [])
-        return [read(w, cell.compute_dtype) for w in found]
+        return keras_weights(cell)
 
     def project(self, weights: Tensors, x: tf.Tensor) -> tf.Tensor:
-        p = times(x, weights[0])
-        return p + weights[2] if len(weights) > 2 else p
+        return affine(x, weights[0], *weights[2:])
 
     def consts(self, weights: Tensors) -> Tensors:
         return [weights[1]]

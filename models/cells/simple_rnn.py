@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from models.cells._activation import Activation, is_elementwise, value_and_slope
-from models.cells._cell import Cell, Maybe, Tensors, outer, product_tangent, read, scaled, times, total
+from models.cells._cell import Cell, Maybe, Tensors, affine, keras_weights, outer, product_tangent, scaled, times, total
 
 
 @dataclass(frozen=True)
@@ -17,12 +17,10 @@ class SimpleRnn:
     slots = ("h",)
 
     def weights(self, cell: keras.layers.SimpleRNNCell) -> Tensors:
-        found = [cell.kernel, cell.recurrent_kernel] + ([cell.bias] if cell.use_bias else [])
-        return [read(w, cell.compute_dtype) for w in found]
+        return keras_weights(cell)
 
     def project(self, weights: Tensors, x: tf.Tensor) -> tf.Tensor:
-        p = times(x, weights[0])
-        return p + weights[2] if len(weights) > 2 else p
+        return affine(x, weights[0], *weights[2:])
 
     def consts(self, weights: Tensors) -> Tensors:
         return [weights[1]]
