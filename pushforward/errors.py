@@ -203,7 +203,17 @@ class InvalidSlice(InvalidRequest):
     """A slice such as `y[-1, :]` can't be read, or lies outside its array.
 
     A slice is an array's name with NumPy basic indexing (integers, `start:stop:step`, `:`) over its axes without the
-    batch axis.
+    batch axis:
+
+    - `y`: all of it.
+    - `y[-1, :]`: the last step. An integer drops its axis; negative ones count from the end.
+    - `x[10:20, 0]`: steps 10 to 19 of the first feature. A slice keeps its axis, even for a single index.
+    - `hidden.gru_1.forward.h[::2]`: every other step. Axes at the end may be left out.
+    - `param.dense.kernel[:, ::-1]`: its columns backwards. Parameters have no batch axis to begin with.
+
+    Integers are an optional sign and at most 19 digits; blanks between them don't matter. There is no `...`, no `None`,
+    no list, no mask, and a slice must select something. `detail` gives the position at fault, counted from 0, and an
+    example of the same array.
     """
 
     slug = "invalid-slice"
