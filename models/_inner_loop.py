@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from models import _tf, cells
 from models._probe import Probe, active
+from models.cells._cell import Cell
 from models.recurrence import recur
-from models.scan import cut, scan, swap
+from models.scan import cut, kept, present, scan, swap
 
 Tensors = list[tf.Tensor]
 Maybe = list[tf.Tensor | None]
@@ -38,9 +39,9 @@ def inner_loop(layer: keras.layers.RNN, sequences: tf.Tensor, initial_state: Any
     probe = active()
     nudges = _time_major_nudges(layer, states, mask, probe)
     unrolled = layer.unroll or (probe is not None and probe.unrolled)
+    run = _Run(layer, states, xs, mask, nudges, unrolled)
     rule = cells.find(layer.cell)
-    run = _by_rule if rule is not None else _by_autodiff
-    outputs, stacks, final = run(rule, layer, structure, states, xs, mask, nudges, unrolled, training)
+    outputs, stacks, final = _by_rule(run, rule) if rule else _by_autodiff(run, structure, training)
     last = outputs[0] if layer.go_backwards else outputs[-1]
     if probe is not None:
         visit = probe.visit(layer)
@@ -52,22 +53,33 @@ def inner_loop(layer: keras.layers.RNN, sequences: tf.Tensor, initial_state: Any
     return last, sequence, keras.tree.pack_sequence_as(structure, final)
 
 
-def _by_rule(
-    rule: Any, layer: Any, _: Any, states: Tensors, xs: tf.Tensor, mask: Any, nudges: Maybe, unrolled: bool, __: bool
-) -> tuple[tf.Tensor, Tensors, Tensors]:
+@dataclass(frozen=True)
+class _Run:
+    """What both ways to run a layer need, time first; both return (outputs, the states after each step, the last)."""
+
+    layer: Any
+    states: Tensors
+    xs: tf.Tensor
+    mask: tf.Tensor | None
+    nudges: Maybe
+    unrolled: bool
+
+
+def _by_rule(run: _Run, rule: Cell) -> tuple[tf.Tensor, Tensors, Tensors]:
+    layer = run.layer
     weights = rule.weights(layer.cell)
     stacks = recur(
         rule,
         rule.consts(weights),
-        states,
-        rule.project(weights, xs),
-        mask=mask,
-        nudges=nudges,
+        run.states,
+        rule.project(weights, run.xs),
+        mask=run.mask,
+        nudges=run.nudges,
         reverse=layer.go_backwards,
-        unrolled=unrolled,
+        unrolled=run.unrolled,
     )
     end = 0 if layer.go_backwards else -1
-    return _visible(stacks[0], mask, layer), stacks, [s[end] for s in stacks]
+    return _visible(stacks[0], run.mask, layer), stacks, [s[end] for s in stacks]
 
 
 def _visible(state: tf.Tensor, mask: tf.Tensor | None, layer: keras.layers.RNN) -> tf.Tensor:
@@ -80,28 +92,17 @@ def _visible(state: tf.Tensor, mask: tf.Tensor | None, layer: keras.layers.RNN) 
     return tf.where(begun, state, 0)
 
 
-def _by_autodiff(
-    _: Any,
-    layer: Any,
-    structure: Any,
-    states: Tensors,
-    xs: tf.Tensor,
-    mask: Any,
-    nudges: Maybe,
-    unrolled: bool,
-    training: bool,
-) -> tuple[tf.Tensor, Tensors, Tensors]:
+def _by_autodiff(run: _Run, structure: Any, training: bool) -> tuple[tf.Tensor, Tensors, Tensors]:
+    layer, states, mask = run.layer, run.states, run.mask
     variables = tuple(getattr(layer.cell, "variables", ()))
     consts = [tf.convert_to_tensor(v) for v in variables]
-    nudged = tuple(n is not None for n in nudges)
-    step = _KerasStep(
-        layer.cell, variables, _Hashable(structure), nudged, mask is not None, layer.zero_output_for_mask, training
-    )
+    nudged, masked = kept(run.nudges), mask is not None
+    step = _KerasStep(layer.cell, variables, _Hashable(structure), nudged, masked, layer.zero_output_for_mask, training)
     carry = list(states)
-    if mask is not None:
-        carry.append(tf.zeros_like(step.call_cell(consts, states, xs[0])[0]))
-    extras = [n for n in nudges if n is not None] + ([] if mask is None else [mask])
-    final, stacks = scan(step, consts, carry, [xs, *extras], reverse=layer.go_backwards, unrolled=unrolled)
+    if masked:
+        carry.append(tf.zeros_like(step.call_cell(consts, states, run.xs[0])[0]))
+    xs = [run.xs, *present(run.nudges), *present([mask])]
+    final, stacks = scan(step, consts, carry, xs, reverse=layer.go_backwards, unrolled=run.unrolled)
     return stacks[0], stacks[1:], final[: len(states)]
 
 
