@@ -78,9 +78,15 @@ def _array(value: Any, path: str) -> Array:
         raise InvalidArray(
             f"unknown dtype {str(name)[:20]!r}; use one of {', '.join(DTYPES)}", path=path, expected=list(DTYPES)
         )
+    text = binary["base64"]
+    if not isinstance(text, str):
+        received = type(text).__name__
+        raise InvalidArray(
+            f"expected a base64 string, got {received}", path=path, expected="base64 string", received=received
+        )
     try:
-        return from_buffer(_from_base64(binary["base64"]), DTYPES[name], cast("list[Any]", binary["shape"]))
-    except (ValueError, TypeError) as error:  # binascii.Error is a ValueError
+        return from_buffer(_from_base64(text), DTYPES[name], cast("list[Any]", binary["shape"]))
+    except ValueError as error:  # binascii.Error is a ValueError
         raise InvalidArray(f"base64: {error}", path=path) from None
 
 

@@ -77,7 +77,9 @@ def test_what_is_not_an_array_says_where_and_what_to_change(text, message):
         ('{"dtype": "int8", "shape": [1], "base64": "é"}', "base64: "),
         ('{"dtype": "int8", "shape": [1], "base64": "AA="}', "base64: "),
         ('{"dtype": "int8", "shape": [2], "base64": "AA==AA=="}', "base64: padding before the end"),
-        ('{"dtype": "int8", "shape": [1], "base64": 7}', "base64: "),
+        ('{"dtype": "int8", "shape": [1], "base64": 7}', "expected a base64 string, got int"),
+        ('{"dtype": "int8", "shape": [1], "base64": [7]}', "expected a base64 string, got list"),
+        ('{"dtype": "int8", "shape": [1], "base64": null}', "expected a base64 string, got NoneType"),
         (
             '{"dtype": "int8", "shape": [-1], "base64": "AA=="}',
             "base64: a shape is a list of at most 64 non-negative integers",
