@@ -53,8 +53,14 @@ def to_call(operator: Operator, message: Message) -> Call:
     for name in ("model", *operator.required):
         if name not in envelope and not arrays.get(name):
             raise InvalidRequest(f"expected in every request to /{operator.name}, got none; add it", path=name)
-    if envelope.get("encoding", "list") not in _ENCODINGS:
-        raise InvalidRequest(f"expected one of {', '.join(_ENCODINGS)}", path="encoding", expected=_ENCODINGS)
+    encoding = envelope.get("encoding", "list")
+    if encoding not in _ENCODINGS:
+        raise InvalidRequest(
+            f"expected one of {', '.join(_ENCODINGS)}",
+            path="encoding",
+            expected=_ENCODINGS,
+            received=encoding[:80] if isinstance(encoding, str) else type(encoding).__name__,
+        )
     return Call(
         model=_model(envelope["model"]),
         operator=operator.name,

@@ -130,7 +130,7 @@ def read_names(call: Call, option: str, default: Sequence[str]) -> list[str]:
         raise InvalidRequest(
             f"expected a list of at least one name, such as [{default[0]!r}]",
             path=option,
-            received=type(names).__name__,
+            received="an empty list" if names == [] else type(names).__name__,
         )
     double = next((n for n in names if names.count(n) > 1), None)
     if double is not None:
@@ -154,6 +154,7 @@ def read_strategy(call: Call) -> str:
             f"there is no such strategy; there are: auto, {', '.join(STRATEGIES)}",
             path="strategy",
             expected=["auto", *STRATEGIES],
+            received=strategy[:80] if isinstance(strategy, str) else type(strategy).__name__,
         )
     return "scan" if strategy == "auto" else strategy
 

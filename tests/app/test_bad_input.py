@@ -96,11 +96,15 @@ def test_unknown_option(refuse):
     refuse("/evaluate", 422, "unknown-name", request(output=["y"]), "it takes", "outputs", at="output")
 
 
-@pytest.mark.parametrize("strategy", ["forward", "SCAN", 1, ["scan"], {}, "x" * 2000])
+@pytest.mark.parametrize(
+    ("strategy", "received"),
+    [("forward",) * 2, ("SCAN",) * 2, (1, "int"), (["scan"], "list"), ({}, "dict"), ("x" * 2000, "x" * 80)],
+)
 @pytest.mark.parametrize("path", ["/evaluate", "/jvp"])
-def test_unknown_strategy(refuse, path, strategy):
+def test_unknown_strategy(refuse, path, strategy, received):
     fields = (jvp if path == "/jvp" else request)(strategy=strategy)
-    refuse(path, 422, "unknown-name", fields, "auto", "scan", "unrolled", "reverse", at="strategy")
+    problem = refuse(path, 422, "unknown-name", fields, "auto", "scan", "unrolled", "reverse", at="strategy")
+    assert problem["received"] == received
 
 
 @pytest.mark.parametrize(
@@ -221,7 +225,9 @@ def test_names_that_are_no_list_of_names(refuse, value):
     if value == {"y": "y"}:
         refuse("/evaluate", 422, "invalid-array", request(outputs=value), "expected numbers", at="outputs.y")
     else:
-        refuse("/evaluate", 422, "invalid-request", request(outputs=value), "list of at least one name", at="outputs")
+        words = "list of at least one name"
+        problem = refuse("/evaluate", 422, "invalid-request", request(outputs=value), words, at="outputs")
+        assert problem["received"] == ("an empty list" if value == [] else type(value).__name__)
 
 
 def test_arrays_where_names_belong(refuse):

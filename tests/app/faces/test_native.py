@@ -147,8 +147,12 @@ def test_base64_answer(shell):
     assert (y["dtype"], y["shape"]) == ("float64", [1])
 
 
-def test_bad_encoding(shell):
-    assert post(shell, encoding="hex").json()["path"] == "encoding"
+@pytest.mark.parametrize(
+    ("encoding", "received"), [("hex", "hex"), ("x" * 99, "x" * 80), (["list"], "list"), (None, "NoneType")]
+)
+def test_bad_encoding(shell, encoding, received):
+    problem = post(shell, encoding=encoding).json()
+    assert (problem["path"], problem["received"]) == ("encoding", received)
 
 
 def test_an_answer_that_cannot_be_written_is_our_fault(shell):
