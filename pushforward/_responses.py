@@ -6,6 +6,10 @@ import httpx2
 import orjson
 
 from pushforward.errors import PushforwardError, from_problem
+from pushforward.wire import Message
+from pushforward.wire._negotiate import for_content_type
+
+_NO_LIMIT = 2**63
 
 
 def read_json(response: httpx2.Response) -> Any:
@@ -18,6 +22,24 @@ def read_json(response: httpx2.Response) -> Any:
         return orjson.loads(response.content)
     except orjson.JSONDecodeError:
         raise _foreign(response) from None
+
+
+def read_message(response: httpx2.Response) -> Message:
+    """Parse an answer of named arrays.
+
+    Raises:
+        PushforwardError: if it is in no wire format, or damaged.
+    """
+    try:
+        return for_content_type(response.headers.get("Content-Type")).decode(response.content, max_bytes=_NO_LIMIT)
+    except PushforwardError as error:
+        raise unreadable(response, error) from error
+
+
+def unreadable(response: httpx2.Response, reason: object) -> PushforwardError:
+    """A successful answer that is not what it should be."""
+    content_type = response.headers.get("Content-Type") or "untyped"
+    return PushforwardError(f"the server's {content_type} answer can't be read: {reason}")
 
 
 def error_of(response: httpx2.Response) -> PushforwardError:

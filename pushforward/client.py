@@ -6,20 +6,12 @@ from typing import Any, Self
 from urllib.parse import quote
 
 import httpx2
-import numpy.typing as npt
 
-from pushforward._responses import address, error_of, read_json
-from pushforward._results import JVP, VJP, Answer, Evaluation
-from pushforward.errors import ConnectionFailed, DeadlineExceeded, PushforwardError
-from pushforward.wire import Message, codecs
-from pushforward.wire._arrays import Array, portable
-from pushforward.wire._negotiate import for_content_type
-
-Arrays = npt.ArrayLike | Mapping[str, npt.ArrayLike]
-"""Named arrays, or one array that goes by its field's usual name: `x` for inputs and tangents, `y` for cotangents."""
-
-_USUAL_NAME = {"inputs": "x", "tangents": "x", "cotangents": "y"}
-_NO_LIMIT = 2**63
+from pushforward._connection import Connection
+from pushforward._download import Out, download
+from pushforward._requests import Arrays, request
+from pushforward._responses import read_json, read_message
+from pushforward._results import JVP, VJP, Answer, Evaluation, Jacobian, Plan, Transitions
 
 
 class Client:
@@ -51,17 +43,15 @@ class Client:
             timeout: Seconds to wait for an answer, or None for ever. A call's own `timeout_s` takes its place.
             headers: Sent with every request, such as a key.
         """
-        self._codec = codecs()["safetensors"]
-        self._timeout = timeout
-        self._http = httpx2.Client(base_url=url, transport=transport, headers=headers)
+        self._connection = Connection(url, transport=transport, timeout=timeout, headers=headers)
 
     def models(self) -> list[dict[str, Any]]:
         """List the registered models."""
-        return read_json(self._send("GET", "models"))
+        return read_json(self._connection.fetch("GET", "models"))
 
     def model(self, name: str) -> dict[str, Any]:
         """Describe a model: its inputs, states, parameters and outputs, strategies and version."""
-        return read_json(self._send("GET", f"models/{quote(name, safe='@')}"))
+        return read_json(self._connection.fetch("GET", f"models/{quote(name, safe='@')}"))
 
     def evaluate(
         self,
@@ -139,6 +129,88 @@ class Client:
         answer = self.call("vjp", model, arrays, wrt=wrt, strategy=strategy, timeout_s=timeout_s, **options)
         return VJP(answer.named("outputs"), answer.named("cotangents"), answer.info, answer.model, answer.version)
 
+    def jacobian(
+        self,
+        model: str,
+        inputs: Arrays,
+        *,
+        of: str,
+        wrt: str,
+        mode: str = "auto",
+        out: Out = None,
+        progress: bool = False,
+        timeout_s: float | None = None,
+        **options: object,
+    ) -> Jacobian:
+        """Compute one block of the Jacobian of every sample, of any size: it is written to `out` as it comes.
+
+        Args:
+            model: `name`, or `name@version`.
+            inputs: Input-side arrays by name; states left out start at their defaults.
+            of: What to differentiate: an output-side name with NumPy basic indexing over its axes without the batch
+                axis, such as `y[-1, :]`.
+            wrt: With respect to what: an input-side name, indexed likewise, such as `x[10:20, 0]`.
+            mode: `auto`, `forward` or `reverse`; all give the same numbers.
+            out: Where the array goes. None: new memory. A path: a `.npy` file of exactly this name, which is there only
+                once it is whole; the answer's `jacobian` is then a read-only memory map of it. An array, or a writable
+                memory map: this one, C-contiguous and of the very shape and dtype (`plan` tells the shape); after an
+                error in the transfer, its contents are undefined.
+            progress: Show a bar; needs `pip install "pushforward[progress]"`.
+            timeout_s: Let the server give up after this many seconds.
+            **options: Further request fields, such as `check=True`, which adds `info["check"]`.
+
+        Raises:
+            ConnectionFailed: if the answer does not come whole.
+            ValueError: if the array `out` does not fit; it is untouched.
+            OSError: if the file `out` can't be written.
+            ImportError: if `progress` is wanted without tqdm.
+        """
+        fields = {"model": model, "of": of, "wrt": wrt, "mode": mode, "timeout_s": timeout_s, **options}
+        message = request({"inputs": inputs}, fields)
+        whole = {"Accept-Encoding": "identity"}  # numbers hardly shrink, and the length would be lost
+        answer = self._connection.stream("POST", "jacobian", message, timeout_s=timeout_s, headers=whole)
+        return Jacobian.of(*download("jacobian", answer, out, progress=progress))
+
+    def plan(
+        self,
+        model: str,
+        inputs: Arrays,
+        *,
+        of: str,
+        wrt: str,
+        mode: str = "auto",
+        timeout_s: float | None = None,
+        **options: object,
+    ) -> Plan:
+        """Tell the shape, size, mode and estimated time of a Jacobian without computing it.
+
+        The arguments are those of `jacobian`, options such as `check=True` included.
+        """
+        fields = {"of": of, "wrt": wrt, "mode": mode, **options, "plan": True}
+        return Plan.of(self.call("jacobian", model, {"inputs": inputs}, timeout_s=timeout_s, **fields))
+
+    def transitions(
+        self,
+        model: str,
+        inputs: Arrays,
+        *,
+        parts: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+        **options: object,
+    ) -> Transitions:
+        """Linearise a model that works step by step at every step of a trajectory.
+
+        Args:
+            model: `name`, or `name@version`.
+            inputs: Input-side arrays by name; states left out start at their defaults.
+            parts: Which of `A`, `B`, `C` and `D` to compute; the server's choice if None.
+            timeout_s: Give up after this many seconds.
+            **options: Further request fields, such as `check=True`, which adds `info["check"]`.
+        """
+        asked = None if parts is None else list(parts)
+        answer = self.call("transitions", model, {"inputs": inputs}, parts=asked, timeout_s=timeout_s, **options)
+        return Transitions.of(answer)
+
     def call(
         self,
         operator: str,
@@ -157,21 +229,12 @@ class Client:
             timeout_s: Give up after this many seconds.
             **options: The other fields of the request; one that is None is left out.
         """
-        fields = {"model": model, "timeout_s": timeout_s, **options}
-        envelope = {name: value for name, value in fields.items() if value is not None}
-        body = self._codec.encode(Message(envelope, _paths(arrays)))
-        media_type = self._codec.media_type
-        headers = {"Content-Type": media_type, "Accept": media_type}
-        response = self._send("POST", quote(operator), content=body, headers=headers, timeout_s=timeout_s)
-        content_type = response.headers.get("Content-Type", "")
-        try:
-            return Answer.of(for_content_type(content_type).decode(response.content, max_bytes=_NO_LIMIT))
-        except PushforwardError as error:
-            raise PushforwardError(f"the server's {content_type or 'untyped'} answer can't be read: {error}") from error
+        message = request(arrays, {"model": model, "timeout_s": timeout_s, **options})
+        return Answer.of(read_message(self._connection.fetch("POST", quote(operator), message, timeout_s=timeout_s)))
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        self._connection.close()
 
     def __enter__(self) -> Self:
         """Return the client, to be closed at the end of the `with` block."""
@@ -185,39 +248,3 @@ class Client:
     ) -> None:
         """Close the connections."""
         self.close()
-
-    def _send(
-        self,
-        method: str,
-        path: str,
-        *,
-        content: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> httpx2.Response:
-        # The server keeps to timeout_s itself and says so in its own words: leave it the time to.
-        patience = self._timeout if timeout_s is None else timeout_s + 5.0
-        timeout = httpx2.Timeout(patience, connect=10.0)
-        try:
-            response = self._http.request(method, path, content=content, headers=headers, timeout=timeout)
-        except httpx2.ReadTimeout:
-            server = address(self._http.base_url)
-            raise DeadlineExceeded(f"{server} gave no answer within {patience} s; allow more with timeout_s") from None
-        except (httpx2.RequestError, httpx2.InvalidURL) as error:
-            reason = str(error) or type(error).__name__
-            raise ConnectionFailed(f"can't reach {address(self._http.base_url)}: {reason}") from error
-        if not response.is_success:
-            raise error_of(response)
-        return response
-
-
-def _paths(arrays: Mapping[str, Arrays]) -> dict[str, Array]:
-    """Flatten fields of named arrays to `<field>.<name>`."""
-    paths: dict[str, npt.ArrayLike] = {}
-    for field, value in arrays.items():
-        if isinstance(value, Mapping):
-            paths.update({f"{field}.{name}": array for name, array in value.items()})
-        else:
-            name = _USUAL_NAME.get(field)
-            paths[f"{field}.{name}" if name else field] = value
-    return {path: portable(array, path) for path, array in paths.items()}

@@ -56,6 +56,26 @@ def portable(array: npt.ArrayLike, path: str) -> Array:
     return np.asarray(array, dtype, order="C")
 
 
+def check_extent(size: int, dtype: npt.DTypeLike, shape: Sequence[Any]) -> tuple[int, ...]:
+    """Return a shape that a sender wrote, if an array of it takes exactly `size` bytes.
+
+    Raises:
+        ValueError: if the shape is not one, or asks for another number of bytes.
+    """
+    dtype = np.dtype(dtype)
+    # Bounded before anything is multiplied: the sizes are whatever the sender wrote.
+    if len(shape) > _MAX_AXES or not all(type(length) is int and 0 <= length < 2**63 for length in shape):
+        raise ValueError(f"a shape is a list of at most {_MAX_AXES} non-negative integers")
+    if (needed := math.prod(shape) * dtype.itemsize) != size:
+        raise ValueError(f"shape {list(shape)} of {dtype.name} takes {needed} bytes, but there are {size}")
+    if not size:
+        try:
+            np.empty(0, dtype).reshape(shape)
+        except ValueError as error:  # other axes beyond what NumPy can count
+            raise ValueError(f"shape {list(shape)}: {error}") from None
+    return tuple(shape)
+
+
 def from_buffer(data: bytes | memoryview, dtype: npt.DTypeLike, shape: Sequence[Any]) -> Array:
     """The array that exactly fills `data`, as a view of it where alignment and byte order allow.
 
@@ -63,13 +83,6 @@ def from_buffer(data: bytes | memoryview, dtype: npt.DTypeLike, shape: Sequence[
         ValueError: if the shape is not one, or asks for another number of bytes than there are.
     """
     dtype = np.dtype(dtype)
-    # Bounded before anything is multiplied: the sizes are whatever the sender wrote.
-    if len(shape) > _MAX_AXES or not all(type(size) is int and 0 <= size < 2**63 for size in shape):
-        raise ValueError(f"a shape is a list of at most {_MAX_AXES} non-negative integers")
-    if (needed := math.prod(shape) * dtype.itemsize) != len(data):
-        raise ValueError(f"shape {list(shape)} of {dtype.name} takes {needed} bytes, but there are {len(data)}")
-    try:
-        array = np.frombuffer(data, dtype).reshape(shape)
-    except ValueError as error:  # an empty array with other axes beyond what NumPy can count
-        raise ValueError(f"shape {list(shape)}: {error}") from None
+    shape = check_extent(len(data), dtype, shape)
+    array = np.frombuffer(data, dtype).reshape(shape)
     return array if array.flags.aligned and dtype.isnative else array.astype(dtype.newbyteorder("="))

@@ -6,7 +6,7 @@ bytes drops the metadata, where the envelope is.
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import orjson
 
 from pushforward.errors import MalformedBody
 from pushforward.wire import MAX_BYTES, Message
-from pushforward.wire._arrays import DTYPES, Array, from_buffer, portable
+from pushforward.wire._arrays import DTYPES, check_extent, from_buffer, portable
 from pushforward.wire._envelope import check_depth, dump_envelope, load_envelope
 
 _CODES = {
@@ -56,35 +56,76 @@ class _Safetensors:
         return b"".join([head, *(array.data if array.size else b"" for array in arrays.values())])
 
     def decode(self, body: bytes, *, max_bytes: int = MAX_BYTES) -> Message:
-        header, data = _split(body)
-        metadata = header.pop("__metadata__", {})
-        if not isinstance(metadata, dict):
-            raise MalformedBody("safetensors: __metadata__ is not an object")
-        arrays: dict[str, Array] = {}
-        spans: list[tuple[int, int]] = []
-        for path, entry in header.items():
-            arrays[path], span = _tensor(path, entry, data)
-            spans.append(span)
-        _check_cover(spans, len(data))
-        envelope = load_envelope(cast("dict[str, Any]", metadata).get("envelope", "{}"))
-        return Message(check_depth(envelope), arrays)
+        size = head_size(body[:8])
+        if size > len(body) - 8:
+            raise MalformedBody(
+                f"safetensors: truncated, a header of {size} bytes is announced but {len(body) - 8} follow"
+            )
+        head, data = read_head(body[8 : 8 + size]), memoryview(body)[8 + size :]
+        for path, entry in head.entries.items():
+            if entry.stop > len(data):
+                raise MalformedBody(
+                    f"safetensors: truncated, the array ends at byte {entry.stop} of {len(data)}", path=path
+                )
+        if head.size != len(data):
+            raise MalformedBody(f"safetensors: {len(data) - head.size} bytes follow the last array")
+        arrays = {
+            path: from_buffer(data[entry.start : entry.stop], entry.dtype, entry.shape)
+            for path, entry in head.entries.items()
+        }
+        return Message(head.envelope, arrays)
 
 
-def _split(body: bytes) -> tuple[dict[str, Any], memoryview]:
-    if len(body) < 8:
-        raise MalformedBody(f"safetensors: {len(body)} bytes are too few, a body starts with 8 bytes of header length")
-    size = int.from_bytes(body[:8], "little")
+class Entry(NamedTuple):
+    """An array as the header announces it; it lies from byte `start` to byte `stop` of what follows the header."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class Head(NamedTuple):
+    """What is known of a body before its arrays are there: the envelope, the arrays by path, and their bytes in all."""
+
+    envelope: dict[str, Any]
+    entries: dict[str, Entry]
+    size: int
+
+
+def head_size(first: bytes) -> int:
+    """How many bytes of header follow the `first` 8 bytes of a body.
+
+    Raises:
+        MalformedBody: if there are fewer than 8, or they announce more than a header ever takes.
+    """
+    if len(first) < 8:
+        raise MalformedBody(f"safetensors: {len(first)} bytes are too few, a body starts with 8 bytes of header length")
+    size = int.from_bytes(first, "little")
     if size > _MAX_HEADER:
         raise MalformedBody(f"safetensors: a header of {size} bytes is announced, at most {_MAX_HEADER} are allowed")
-    if size > len(body) - 8:
-        raise MalformedBody(f"safetensors: truncated, a header of {size} bytes is announced but {len(body) - 8} follow")
+    return size
+
+
+def read_head(text: bytes) -> Head:
+    """Parse a header; the arrays it announces fill the rest of the body without overlaps or gaps.
+
+    Raises:
+        MalformedBody: if it can't be parsed, or contradicts itself.
+    """
     try:
-        header = json.loads(body[8 : 8 + size], object_pairs_hook=_unique)
+        parsed = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise MalformedBody(f"safetensors: the header is not valid JSON: {error}") from None
-    if not isinstance(header, dict):
+    if not isinstance(parsed, dict):
         raise MalformedBody("safetensors: the header is not a JSON object")
-    return cast("dict[str, Any]", header), memoryview(body)[8 + size :]
+    header = cast("dict[str, Any]", parsed)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise MalformedBody("safetensors: __metadata__ is not an object")
+    entries = {path: _entry(path, entry) for path, entry in header.items()}
+    envelope = load_envelope(cast("dict[str, Any]", metadata).get("envelope", "{}"))
+    return Head(check_depth(envelope), entries, _check_cover(entries.values()))
 
 
 def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -96,38 +137,35 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _tensor(path: str, entry: Any, data: memoryview) -> tuple[Array, tuple[int, int]]:
+def _entry(path: str, entry: Any) -> Entry:
     try:
         code, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (TypeError, KeyError, ValueError):
         raise MalformedBody("safetensors: an entry has dtype, shape and two data_offsets", path=path) from None
-    if not (type(start) is type(stop) is int and 0 <= start <= stop and isinstance(shape, list)):
+    if not (type(start) is type(stop) is int and 0 <= start <= stop < 2**63 and isinstance(shape, list)):
         raise MalformedBody("safetensors: shape and data_offsets are lists of non-negative integers", path=path)
-    if stop > len(data):
-        raise MalformedBody(f"safetensors: truncated, the array ends at byte {stop} of {len(data)}", path=path)
     if not isinstance(code, str) or code not in _CODES:
         raise MalformedBody(
             f"safetensors: unknown dtype {str(code)[:20]!r}; send one of {', '.join(_CODES)}",
             path=path,
             expected=list(_CODES),
         )
+    dtype = DTYPES[_CODES[code]]
     try:
-        array = from_buffer(data[start:stop], DTYPES[_CODES[code]], cast("list[Any]", shape))
+        return Entry(dtype, check_extent(stop - start, dtype, cast("list[Any]", shape)), start, stop)
     except ValueError as error:
         raise MalformedBody(f"safetensors: {error}", path=path) from None
-    return array, (start, stop)
 
 
-def _check_cover(spans: list[tuple[int, int]], size: int) -> None:
+def _check_cover(entries: Iterable[Entry]) -> int:
+    """How many bytes all arrays take, which lie one after the other."""
     at = 0
-    for start, stop in sorted(spans):
-        if start != at:
-            raise MalformedBody(
-                f"safetensors: the arrays {'overlap' if start < at else 'leave a gap'} at byte {min(start, at)}"
-            )
-        at = stop
-    if at != size:
-        raise MalformedBody(f"safetensors: {size - at} bytes follow the last array")
+    for entry in sorted(entries, key=lambda entry: (entry.start, entry.stop)):
+        if entry.start != at:
+            wrong = "overlap" if entry.start < at else "leave a gap"
+            raise MalformedBody(f"safetensors: the arrays {wrong} at byte {min(entry.start, at)}")
+        at = entry.stop
+    return at
 
 
 CODEC = _Safetensors()

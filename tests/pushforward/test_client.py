@@ -104,6 +104,59 @@ def test_an_operator_without_a_method(client, server):
     assert answer.named("nothing") == {}
 
 
+PLAN = {"mode": "forward", "passes": 10, "steps": 3, "chunks": 1, "shape": [1, 1, 10], "bytes": 80, "seconds": 0.5}
+
+
+def answered(envelope, **arrays):
+    content = CODEC.encode(Message({"model": "m", "version": 3, **envelope}, arrays))
+    return httpx2.Response(200, content=content, headers={"Content-Type": CODEC.media_type})
+
+
+def test_plan(client, server):
+    info = {**PLAN, "why": "fewer passes"}
+    server.answer = answered({"axes": ["batch", "y.feature", "x.time"], "info": info})
+    plan = client.plan("m", X, of="y[-1]", wrt="x[:, 0]", mode="forward", timeout_s=7, check=True)
+    assert isinstance(plan, pushforward.Plan)
+    assert (plan.shape, plan.bytes, plan.mode, plan.passes, plan.seconds) == ((1, 1, 10), 80, "forward", 10, 0.5)
+    assert (plan.why, plan.axes, plan.info) == ("fewer passes", ["batch", "y.feature", "x.time"], info)
+    assert (plan.model, plan.version) == ("m", 3)
+    assert server.requests[-1].url.path == "/api/jacobian"
+    asked = {"model": "m", "of": "y[-1]", "wrt": "x[:, 0]", "mode": "forward", "plan": True}
+    assert server.asked.envelope == {**asked, "timeout_s": 7, "check": True}
+
+
+@pytest.mark.parametrize(
+    ("envelope", "missing"), [({"axes": [], "info": PLAN}, r"info\.why"), ({"info": {**PLAN, "why": ""}}, "axes")]
+)
+def test_a_plan_that_lacks_something(client, server, envelope, missing):
+    server.answer = answered(envelope)
+    with pytest.raises(PushforwardError, match=f"the server's answer has no {missing}; "):
+        client.plan("m", X, of="y", wrt="x")
+
+
+def test_transitions(client, server):
+    a, d = np.ones((1, 3, 2, 2), np.float32), np.ones((1, 3, 1, 2), np.float32)
+    server.answer = answered({"order": ["gru.h[0:2]"], "info": {"check": {}}}, A=a, D=d)
+    answer = client.transitions("m", {"x": X, "state.gru.h": [[0.5]]}, parts=("A", "D"), timeout_s=7, check=True)
+    assert isinstance(answer, pushforward.Transitions)
+    np.testing.assert_array_equal(answer.A, a, strict=True)
+    np.testing.assert_array_equal(answer.D, d, strict=True)
+    assert (answer.B, answer.C) == (None, None)
+    assert (answer.order, answer.info, answer.model, answer.version) == (["gru.h[0:2]"], {"check": {}}, "m", 3)
+    assert server.requests[-1].url.path == "/api/transitions"
+    assert server.asked.envelope == {"model": "m", "parts": ["A", "D"], "timeout_s": 7, "check": True}
+    assert server.asked.arrays.keys() == {"inputs.x", "inputs.state.gru.h"}
+
+
+def test_transitions_of_all_parts(client, server):
+    parts = {part: np.full((1, 3, 2, 2), i) for i, part in enumerate("ABCD")}
+    server.answer = answered({"order": ["gru.h[0:2]"]}, **parts)
+    answer = client.transitions("m", X)
+    assert server.asked.envelope == {"model": "m"}
+    for part, array in parts.items():
+        np.testing.assert_array_equal(getattr(answer, part), array, strict=True)
+
+
 def test_models(client, server):
     server.answer = httpx2.Response(200, json=[{"name": "m"}])
     assert client.models() == [{"name": "m"}]
