@@ -30,6 +30,17 @@ class Settings(BaseSettings):
     max_response_mb: float = Field(
         default=256.0, gt=0, description="Largest answer in MB (10^6 bytes); more is refused: 413."
     )
+    max_json_mb: float = Field(
+        default=32.0,
+        gt=0,
+        description="Largest Jacobian in MB of binary size that is written as JSON; more is refused: 413.",
+    )
+    max_stream_mb: float = Field(
+        default=10_000.0,
+        gt=0,
+        description="Largest Jacobian in MB that is sent as safetensors, which is done while it is computed; more is "
+        "refused: 413.",
+    )
     models: Annotated[tuple[str, ...] | None, NoDecode] = Field(
         default=None, description="Built-in models to serve, separated by commas; all of them if not set."
     )
@@ -66,6 +77,16 @@ class Settings(BaseSettings):
     def max_response_bytes(self) -> int:
         """`max_response_mb` in bytes."""
         return int(self.max_response_mb * 1e6)
+
+    @property
+    def max_json_bytes(self) -> int:
+        """`max_json_mb` in bytes."""
+        return int(self.max_json_mb * 1e6)
+
+    @property
+    def max_stream_bytes(self) -> int:
+        """`max_stream_mb` in bytes."""
+        return int(self.max_stream_mb * 1e6)
 
 
 def variable(field: str) -> str:

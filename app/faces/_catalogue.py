@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict
 
 from app.faces._face import EngineDep
+from app.metrics import MEDIA_TYPE
 from app.problems import responses
 from pushforward.errors import UnknownModel
 
@@ -79,5 +80,16 @@ def router() -> APIRouter:
     async def ready(engine: EngineDep) -> Status:
         # The server accepts connections only once the lifespan has warmed the models: to be asked is to be ready.
         return Status(status="ready")
+
+    @routes.get(
+        "/metrics",
+        tags=["health"],
+        operation_id="metrics",
+        summary="Counters in the text format of Prometheus",
+        response_class=Response,
+        responses={200: {"description": "The counters", "content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
+    async def metrics(engine: EngineDep) -> Response:
+        return Response(engine.metrics_page(), media_type=MEDIA_TYPE)
 
     return routes

@@ -81,6 +81,10 @@ class Engine(Protocol):
         """Describe one model: its signature and its strategies."""
         ...
 
+    def metrics_page(self) -> bytes:
+        """Write the engine's counters in the text format of Prometheus."""
+        ...
+
 
 @dataclass(frozen=True)
 class Face:

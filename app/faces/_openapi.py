@@ -80,6 +80,11 @@ def _fields(fields: Iterable[str]) -> dict[str, Any]:
     return {field: {"$ref": _REF + ("Array" if field in _BARE else "Arrays")} for field in fields}
 
 
+def _members(operator: Operator) -> Mapping[str, Mapping[str, Any]]:
+    # Few operators have any, so that the attribute, schemas by name as in `options`, may be missing.
+    return getattr(operator, "answer_members", {})
+
+
 def _schemas(operator: Operator) -> dict[str, Any]:
     first = {"model": COMMON["model"]}
     request: dict[str, Any] = first | _fields(operator.request_fields) | dict(operator.options) | COMMON
@@ -87,8 +92,11 @@ def _schemas(operator: Operator) -> dict[str, Any]:
         "model": {"type": "string"},
         "version": {"type": "integer"},
         **_fields(operator.response_fields),
+        **_members(operator),
         "info": {"type": "object", "description": "How the answer was computed."},
     }
+    # Without a plan's arrays an answer is still one; arrays by name are there even if there are none of them.
+    always = ["model", "version", *(field for field in operator.response_fields if field not in _BARE), "info"]
     return {
         _component(operator, "Request"): {
             "type": "object",
@@ -96,7 +104,7 @@ def _schemas(operator: Operator) -> dict[str, Any]:
             "additionalProperties": False,
             "properties": request,
         },
-        _component(operator, "Answer"): {"type": "object", "required": list(answer), "properties": answer},
+        _component(operator, "Answer"): {"type": "object", "required": always, "properties": answer},
     }
 
 

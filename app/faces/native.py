@@ -1,6 +1,7 @@
 """Our own protocol: one route per operator, in any format there is a codec for."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 from functools import partial
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -8,12 +9,13 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from app.faces import _catalogue
 from app.faces._face import EngineDep, Face, Operator
 from app.faces._openapi import document, operation
+from app.faces._stream import Stream, check_streamed, gather
 from app.faces._translate import to_call, to_message
 from app.faces._work import Offload, while_connected
 from app.problems import responses
 from app.settings import Settings, variable
 from pushforward import errors
-from pushforward.wire import Codec, Message, codecs
+from pushforward.wire import Codec, Message, codecs, safetensors
 from pushforward.wire._negotiate import for_accept, for_content_type
 
 _PROBLEMS = responses(
@@ -44,6 +46,14 @@ def _endpoint(operator: Operator, offload: Offload, settings: Settings) -> Calla
         answer = await while_connected(request, engine(call))
         reply = to_message(answer, message)
         size = sum(array.nbytes for array in reply.arrays.values())
+        if (streamed := answer.streamed) is not None:
+            if writer is safetensors.CODEC:
+                return Stream(reply, streamed, settings)
+            size += streamed.nbytes
+            async with aclosing(streamed.blocks):
+                check_streamed(streamed, writer, settings)
+                _check_size(size, settings)
+                reply.arrays[streamed.field] = await gather(request, streamed, offload)
         _check_size(size, settings)
         content = await offload(size, partial(_encode, writer, reply))
         _check_size(len(content), settings)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from app.calls import Answer, Call
+from app.calls import Answer, Call, Streamed
 from app.main import create_app
 from app.settings import Settings
 from pushforward.errors import DeadlineExceeded, Overloaded, UnknownModel
@@ -34,18 +34,21 @@ class FakeOperator:
         }
     )
 
+    answer_members: dict[str, Any] = field(default_factory=dict)
+
     def example(self, model: Any) -> dict[str, Any]:
         return {"model": model.name} | {name: {"x": [[[0.5], [1.0]]]} for name in self.request_fields}
 
 
 @dataclass
 class FakeEngine:
-    """Answers `echo` with twice its arrays; other models misbehave as their names say."""
+    """Answers `echo` with twice its arrays, and with `streamed`; other models misbehave as their names say."""
 
     log: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
     models: dict[str, Any] = field(default_factory=lambda: {"echo": SimpleNamespace(name="echo", version=1)})
+    streamed: Streamed | None = None
 
     async def start(self) -> None:
         self.log.append("start")
@@ -73,6 +76,9 @@ class FakeEngine:
             "strategies": ["scan"],
         }
 
+    def metrics_page(self) -> bytes:
+        return b"# no counters\n"
+
     async def __call__(self, call: Call) -> Answer:
         self.calls.append(call)
         match call.model:
@@ -96,7 +102,7 @@ class FakeEngine:
         outputs = {"outputs": {"y": 2 * call.arrays["inputs"]["x"]}}
         tangents = {"tangents": {"y": 2 * call.arrays["tangents"]["x"]}} if "tangents" in call.arrays else {}
         info = {"rows": object() if call.options.get("outputs") == ["unspeakable"] else 1}
-        return Answer(model="echo", version=1, arrays=outputs | tangents, info=info, extra={})
+        return Answer("echo", 1, outputs | tangents, info, extra={}, streamed=self.streamed)
 
     async def _wait(self, seconds: float) -> None:
         try:
@@ -123,6 +129,13 @@ def fake_operators() -> dict[str, FakeOperator]:
     return {
         "evaluate": FakeOperator("evaluate", ("inputs",), ("outputs",), ("inputs",)),
         "jvp": FakeOperator("jvp", ("inputs", "tangents"), ("outputs", "tangents"), ("inputs", "tangents")),
+        "jacobian": FakeOperator(
+            "jacobian",
+            ("inputs",),
+            ("outputs", "jacobian"),
+            ("inputs",),
+            answer_members={"axes": {"type": "array", "items": {"type": "string"}}},
+        ),
     }
 
 

@@ -39,5 +39,6 @@ def test_every_field_is_described_and_in_the_table():
 
 
 def test_limits_in_bytes():
-    settings = Settings(max_body_mb=1.5, max_response_mb=2)
+    settings = Settings(max_body_mb=1.5, max_response_mb=2, max_json_mb=0.25, max_stream_mb=50_000)
     assert (settings.max_body_bytes, settings.max_response_bytes) == (1_500_000, 2_000_000)
+    assert (settings.max_json_bytes, settings.max_stream_bytes) == (250_000, 50_000_000_000)

@@ -13,3 +13,10 @@ def test_unknown_model(shell):
     response = shell.get("/models/none-such")
     assert response.status_code == 404
     assert response.json()["type"] == "/problems/unknown-model"
+
+
+def test_metrics(shell):
+    response = shell.get("/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain; version=")
+    assert response.text == "# no counters\n"

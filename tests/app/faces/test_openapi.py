@@ -40,6 +40,14 @@ def test_operators(document, fake_operators):
         assert schema["required"] == ["model", *operator.required]
 
 
+def test_members_of_an_answer(document):
+    answer = document["components"]["schemas"]["JacobianAnswer"]
+    assert set(answer["properties"]) == {"model", "version", "outputs", "jacobian", "axes", "info"}
+    assert answer["properties"]["axes"] == {"type": "array", "items": {"type": "string"}}
+    # A plan has no array, and what an operator adds may be absent.
+    assert set(answer["required"]) == {"model", "version", "outputs", "info"}
+
+
 def test_problems_replace_what_fastapi_would_say(document):
     assert "HTTPValidationError" not in document["components"]["schemas"]
     for path in document["paths"].values():
