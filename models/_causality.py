@@ -18,7 +18,6 @@ _PER_STEP = tuple(
     ).split()
     if hasattr(_L, name)
 )
-_CELLS = (_L.GRUCell, _L.LSTMCell, _L.SimpleRNNCell, _L.StackedRNNCells)
 
 
 def is_causal(network: keras.Model) -> bool:
@@ -26,13 +25,39 @@ def is_causal(network: keras.Model) -> bool:
 
     Anything else (a Bidirectional, a layer or operation not known here, a merge along time) makes the answer False.
     """
-    return all(_causal(layer) for layer in _tf.sublayers(network))
+    return acausal_layer(network) is None
+
+
+def acausal_layer(network: keras.Model) -> str | None:
+    """Name the first layer for which `is_causal` is False; None if there is none."""
+    found = next((layer for layer in _across_time(network) if not _causal(layer)), None)
+    return None if found is None else f"layer {found.name!r} ({type(found).__name__}) looks beyond its own time step"
+
+
+def masking_layer(network: keras.Model) -> str | None:
+    """Name the first layer that makes a mask; None if there is none."""
+    for layer in _tf.sublayers(network):
+        if isinstance(layer, _L.Masking) or (isinstance(layer, _L.Embedding) and layer.mask_zero):
+            return f"layer {layer.name!r} ({type(layer).__name__}) masks steps, whose output repeats an earlier one"
+    return None
 
 
 def keeps_length(network: keras.Model) -> bool:
     """Tell whether every sequence inside `network` has as many steps as the one that goes in; False if in doubt."""
     recurrent = (_L.RNN, _L.Bidirectional)
-    return all(isinstance(layer, recurrent) or _causal(layer) for layer in _tf.sublayers(network))
+    return all(isinstance(layer, recurrent) or _causal(layer) for layer in _across_time(network))
+
+
+def _across_time(network: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """List the layers that see whole sequences: not those inside a cell or a TimeDistributed, which see a step."""
+    layers = _tf.sublayers(network)
+    within = {
+        id(inner)
+        for layer in layers
+        if isinstance(layer, _L.RNN | _L.TimeDistributed)
+        for inner in _tf.sublayers(layer.cell if isinstance(layer, _L.RNN) else layer.layer)
+    }
+    return [layer for layer in layers if id(layer) not in within]
 
 
 def _causal(layer: keras.layers.Layer) -> bool:
@@ -55,7 +80,7 @@ def _causal(layer: keras.layers.Layer) -> bool:
         return axis == -1 or axis == 2 or (isinstance(axis, list | tuple) and list(axis) in ([-1], [2]))
     if type(layer) in (keras.Sequential, keras.Model) or type(layer).__name__ == "Functional":
         return True
-    return isinstance(layer, (*_PER_STEP, *_CELLS)) and type(layer).__module__.startswith(("keras.", "models."))
+    return isinstance(layer, _PER_STEP) and type(layer).__module__.startswith(("keras.", "models."))
 
 
 def _makes_mask(operation: Any) -> bool:

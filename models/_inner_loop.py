@@ -10,6 +10,7 @@ import tensorflow as tf
 from models import _tf, cells
 from models._probe import Probe, active
 from models.cells._cell import Cell
+from models.matrices import pays, recur_by_matrices
 from models.recurrence import recur
 from models.scan import cut, kept, present, scan, swap
 
@@ -39,10 +40,11 @@ def inner_loop(layer: keras.layers.RNN, sequences: tf.Tensor, initial_state: Any
     probe = active()
     nudges = _time_major_nudges(layer, states, mask, probe)
     unrolled = layer.unroll or (probe is not None and probe.unrolled)
-    run = _Run(layer, states, xs, mask, nudges, unrolled)
+    run = _Run(layer, states, xs, mask, nudges, unrolled, 0 if probe is None else probe.directions)
     rule = cells.find(layer.cell)
     outputs, stacks, final = _by_rule(run, rule) if rule else _by_autodiff(run, structure, training)
-    last = outputs[0] if layer.go_backwards else outputs[-1]
+    # The final state of a cell with a rule is its last output, and the cotangent of it costs no array over all steps.
+    last = final[0] if rule and mask is None else outputs[0] if layer.go_backwards else outputs[-1]
     if probe is not None:
         visit = probe.visit(layer)
         visit.calls += 1
@@ -63,23 +65,24 @@ class _Run:
     mask: tf.Tensor | None
     nudges: Maybe
     unrolled: bool
+    directions: int
 
 
 def _by_rule(run: _Run, rule: Cell) -> tuple[tf.Tensor, Tensors, Tensors]:
     layer = run.layer
     weights = rule.weights(layer.cell)
-    stacks = recur(
-        rule,
-        rule.consts(weights),
-        run.states,
-        rule.project(weights, run.xs),
-        mask=run.mask,
-        nudges=run.nudges,
-        reverse=layer.go_backwards,
-        unrolled=run.unrolled,
-    )
-    end = 0 if layer.go_backwards else -1
-    return _visible(stacks[0], run.mask, layer), stacks, [s[end] for s in stacks]
+    options = {"mask": run.mask, "nudges": run.nudges, "reverse": layer.go_backwards}
+    if run.directions and not run.unrolled and _by_matrices_pays(run, weights):
+        stacks, final = recur_by_matrices(rule, weights, run.states, run.xs, **options)
+    else:
+        p = rule.project(weights, run.xs)
+        stacks, final = recur(rule, rule.consts(weights), run.states, p, unrolled=run.unrolled, **options)
+    return _visible(stacks[0], run.mask, layer), stacks, final
+
+
+def _by_matrices_pays(run: _Run, weights: Tensors) -> bool:
+    numbers = sum(s.shape[-1] for s in run.states)
+    return pays(run.directions, numbers) and not (_tf.taped(weights) or any(_tf.watched(weights)))
 
 
 def _visible(state: tf.Tensor, mask: tf.Tensor | None, layer: keras.layers.RNN) -> tf.Tensor:

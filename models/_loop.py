@@ -56,7 +56,7 @@ def run(step: Step, consts: Tensors, carry: Tensors, xs: Tensors, reverse: bool)
     if found is None:
         # Traced first and only called under `stop_recording`, which would silence the accumulators and tapes that
         # derived steps open inside the body, too.
-        with _tf.fresh_forward_state():
+        with _tf.fresh_forward_state(), _tf.uncut():
             traced = tf.function(loop, autograph=False).get_concrete_function(*specs)
         found = traced, tuple(sizes)
         if key is not None:

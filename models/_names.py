@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from models import _tf
-from models._causality import is_causal, keeps_length
+from models._causality import acausal_layer, is_causal, keeps_length, masking_layer
 from models._probe import Probe
 from models.signature import Array, Signature
 
@@ -65,19 +65,46 @@ def describe(
         if not visit.default_initial:
             wired |= {state.name for state in own}
     variables = {f"param.{name}": v for name, v in _parameters(network)}
+    sources = tuple(_input(name, spec) for name, spec in inputs.items())
+    sequences = sum("time" in source.axes for source in sources)
     signature = Signature(
-        inputs=tuple(_input(name, spec) for name, spec in inputs.items()),
+        inputs=sources,
         states=tuple(finals),
         hidden=tuple(hiddens),
         parameters=tuple(_parameter(name, v) for name, v in variables.items()),
         outputs=tuple(_output(name, t) for name, t in outputs.items()),
         wired=frozenset(wired),
         causal=is_causal(network) and not wired,
-        one_length=keeps_length(network)
-        and sum("time" in _input(name, spec).axes for name, spec in inputs.items()) == 1,
+        one_length=keeps_length(network) and sequences == 1,
+        obstacle=_obstacle(network, sequences, probe, places),
         dtype=next(iter(outputs.values())).dtype.name,
     )
     return signature, tuple(places), variables
+
+
+def _obstacle(network: keras.Model, sequences: int, probe: Probe, places: Sequence[Place]) -> str | None:
+    if sequences != 1:
+        return f"the model has {sequences} inputs with a time axis, not one"
+    inside = [
+        inner
+        for layer in _tf.sublayers(network)
+        if isinstance(layer, keras.layers.TimeDistributed)
+        for inner in _tf.sublayers(layer.layer)
+    ]
+    known = {id(layer) for layer in (*(place.layer for place in places), *inside)}
+    for layer in _tf.sublayers(network):
+        visit = probe.visits.get(id(layer))
+        if visit is None or not isinstance(layer, keras.layers.RNN) or id(layer) in known:
+            continue
+        return f"layer {layer.name!r} is called {visit.calls} times, so it has no one state to hand on"
+    wired = next((place.name for place in places if not _starts_by_itself(probe, place)), None)
+    if wired is not None:
+        return f"the initial state of layer {wired!r} comes from another layer"
+    return acausal_layer(network) or masking_layer(network)
+
+
+def _starts_by_itself(probe: Probe, place: Place) -> bool:
+    return not place.has_state or probe.visits[id(place.layer)].default_initial
 
 
 def _children(layer: keras.layers.Layer) -> list[keras.layers.Layer]:

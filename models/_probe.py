@@ -25,12 +25,13 @@ class Visit:
 
 @dataclass
 class Probe:
-    """One call's wishes (`unrolled`, `initial`, `nudges`) and findings (`visits`), keyed by the layer's `id`.
+    """One call's wishes (`unrolled`, `directions`, `initial`, `nudges`) and findings (`visits`, by the layer's `id`).
 
-    `initial` and `nudges` hold a tensor or None per slot; a nudge is `(batch, time, ...)`.
+    `directions` is how many stacked tangents or cotangents will follow, 0 if that is not known; `initial` and `nudges` hold a tensor or None per slot; a nudge is `(batch, time, ...)`.
     """
 
     unrolled: bool = False
+    directions: int = 0
     initial: dict[int, Maybe] = field(default_factory=dict)
     nudges: dict[int, Maybe] = field(default_factory=dict)
     visits: dict[int, Visit] = field(default_factory=dict)

@@ -3,7 +3,10 @@
 Checked with TensorFlow 2.16.1 and 2.21. If an upgrade breaks one of these, this is the only file to mend.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -40,6 +43,54 @@ def watched(tensors: Sequence[tf.Tensor]) -> list[bool]:
 taped = record.should_record_backprop
 
 
+@dataclass(frozen=True)
+class Link:
+    """A recorded call that was cut out of a tape: its pullback is applied by hand, to many cotangents at once."""
+
+    inputs: list[tf.Tensor]
+    outputs: list[tf.Tensor]
+    backward: Backward
+
+
+_LINKS: ContextVar[tuple[list[Link], tf.GradientTape] | None] = ContextVar("links", default=None)
+
+
+@contextmanager
+def cutting(tape: tf.GradientTape) -> Generator[list[Link]]:
+    """Cut every call of `with_derivatives` out of `tape`, which watches their outputs instead, and list them in order.
+
+    What is left on the tape are ordinary operations, whose gradients TensorFlow can vectorise; those of loops it can't.
+    """
+    links: list[Link] = []
+    token = _LINKS.set((links, tape))
+    try:
+        yield links
+    finally:
+        _LINKS.reset(token)
+
+
+@contextmanager
+def uncut() -> Generator[None]:
+    """Leave the calls inside where they are: what a loop's body records belongs to the loop."""
+    token = _LINKS.set(None)
+    try:
+        yield
+    finally:
+        _LINKS.reset(token)
+
+
+def _cut(outputs: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor], backward: Backward) -> list[tf.Tensor] | None:
+    cut = _LINKS.get()
+    if cut is None:
+        return None
+    links, tape = cut
+    with stop_recording():
+        ends = [tf.identity(t) for t in outputs]
+    tape.watch([t for t in ends if t.dtype.is_floating])
+    links.append(Link(list(inputs), ends, backward))
+    return ends
+
+
 def with_derivatives(
     outputs: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor], backward: Backward, forward: Forward
 ) -> list[tf.Tensor]:
@@ -52,6 +103,9 @@ def with_derivatives(
     `tf.custom_gradient` is not enough: it has no forward rule, so an accumulator transposes the backward one.
     """
     inputs, outputs = list(inputs), list(outputs)
+    ends = _cut(outputs, inputs, backward)
+    if ends is not None:
+        return ends
     backward = _with_shapes(backward, [t.shape for t in inputs], [t.shape for t in outputs])
     if not tf.executing_eagerly():
         # A tape outside the enclosing tf.function never sees the record below: it differentiates the graph. A gradient

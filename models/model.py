@@ -52,18 +52,22 @@ class Model:
         """The dtype of the model's outputs."""
         return self.signature.dtype
 
-    def run(self, arrays: Mapping[str, tf.Tensor], outputs: Sequence[str], *, unrolled: bool = False) -> Tensors:
+    def run(
+        self, arrays: Mapping[str, tf.Tensor], outputs: Sequence[str], *, unrolled: bool = False, directions: int = 0
+    ) -> Tensors:
         """Evaluate the model: a pure, differentiable function for use while a `tf.function` is traced.
 
         Args:
             arrays: tensors by input-side name; every model input, and any state, hidden perturbation or parameter.
             outputs: output-side names.
             unrolled: write every recurrence out step by step; time must be known.
+            directions: how many stacked tangents or cotangents it will be differentiated along, if that is known: many
+                at once go another way, which is differentiable along stacked directions only.
 
         Returns:
             A tensor for each name in `outputs`.
         """
-        probe = Probe(unrolled=unrolled)
+        probe = Probe(unrolled=unrolled, directions=directions)
         for place in self._places:
             for kind, wishes in (("state", probe.initial), ("hidden", probe.nudges)):
                 given = [arrays.get(f"{kind}.{place.name}.{slot}") for slot in place.slots]

@@ -39,8 +39,8 @@ def recur(
     nudges: Maybe | None = None,
     reverse: bool = False,
     unrolled: bool = False,
-) -> Tensors:
-    """Run a cell over time and return its state after each step, `(time, batch, units)` per slot.
+) -> tuple[Tensors, Tensors]:
+    """Run a cell over time.
 
     Args:
         cell: the hand-written cell.
@@ -53,6 +53,9 @@ def recur(
         reverse: from the last index to the first.
         unrolled: write the steps out instead of a loop; time must then be known.
 
+    Returns:
+        The state after each step, `(time, batch, units)` per slot, and the final state.
+
     Differentiable with respect to `consts`, `carry`, `p` and `nudges`. A tape keeps these and the states, nothing else.
     """
     slots = len(cell.slots)
@@ -63,9 +66,10 @@ def recur(
     sizes = [len(consts), slots, 1, len(extras), len(masks)]
     seen = _tf.watched(inputs)
     k, c, v, n, m = cut(inputs, *sizes)
-    step = _Primal(cell, nudged, bool(m))
+    step = Primal(cell, nudged, bool(m))
     if unrolled:
-        return unroll(step, k, c, v + n + m, reverse)[1]
+        final, after, _ = unroll(step, k, c, v + n + m, reverse)
+        return after, final
     held = _tf.tangents(inputs)
     together = len(held) == 1 and not _tf.taped(inputs)
     d_outputs: Tensors = []
@@ -73,18 +77,19 @@ def recur(
         # Nothing else will differentiate the tangent, so state and tangent share one loop: no coefficients are stacked.
         outputs, d_outputs = _with_tangent(cell, inputs, sizes, nudged, held[0], reverse)
     else:
-        _, outputs, _, _ = run(step, k, c, v + n + m, reverse)
+        final, after, _, _ = run(step, k, c, v + n + m, reverse)
+        outputs = after + final
 
-    def prepare(inputs: Tensors, after: Tensors) -> tuple[list[Tensors], Tensors, tuple[Tensors, Tensors]]:
+    def prepare(inputs: Tensors, outputs: Tensors) -> tuple[list[Tensors], Tensors, tuple[Tensors, Tensors]]:
         parts = cut(inputs, *sizes)
-        before = shifted(parts[1], after, reverse)
+        before = shifted(parts[1], outputs[:slots], reverse)
         q = times(before[0], parts[0][0])
         return parts, before, cell.linearise(parts[0], before, parts[2][0], q)
 
-    def forward(inputs: Tensors, after: Tensors, *tangents: tf.Tensor) -> Maybe:
+    def forward(inputs: Tensors, outputs: Tensors, *tangents: tf.Tensor) -> Maybe:
         if together:
             return d_outputs
-        (k, c, _, _, m), before, (inner, bulk) = prepare(inputs, after)
+        (k, c, _, _, m), before, (inner, bulk) = prepare(inputs, outputs)
         known = [t if s and p.dtype.is_floating else None for t, s, p in zip(tangents, seen, inputs, strict=True)]
         dk, dc, (dp,), dn, _ = cut(known, *sizes)
         count = directions(inputs, known)
@@ -97,19 +102,25 @@ def recur(
         sources = [_add(s, next(rest) if has else None) for s, has in zip(sources, nudged, strict=True)]
         step = _Push(cell, len(inner), tuple(s is not None for s in sources), bool(m))
         start = [stacked_zeros(s, count) if d is None else d for d, s in zip(dc, c, strict=True)]
-        _, stacks, _, _ = differentiable(step, k, start, inner + present(sources) + m, reverse)
-        return [time_second(s, count) for s in stacks]
+        final, stacks, _, _ = differentiable(step, k, start, inner + present(sources) + m, reverse)
+        return [*(time_second(s, count) for s in stacks), *final]
 
-    def backward(inputs: Tensors, after: Tensors, *cotangents: tf.Tensor | None) -> Maybe:
-        (k, c, _, _, m), before, (inner, bulk) = prepare(inputs, after)
-        step = _Pull(cell, len(inner), tuple(g is not None for g in cotangents), bool(m))
-        start = [tf.zeros_like(s) for s in c]
-        gc, _, totals, _ = differentiable(step, k, start, inner + present(cotangents) + m, not reverse)
-        through = [tf.where(m[0], g, 0) for g in totals] if m else totals
-        gk, gp = cell.collect(k, inner + bulk, before, through)
-        return [*gk, *gc, gp, *(g for g, has in zip(totals, nudged, strict=True) if has), *(None for _ in m)]
+    def backward(inputs: Tensors, outputs: Tensors, *cotangents: tf.Tensor | None) -> Maybe:
+        (k, c, _, _, m), before, (inner, bulk) = prepare(inputs, outputs)
+        count = directions(outputs, cotangents)
+        along = (lambda t: t) if count is None else (lambda t: tf.expand_dims(t, 1))
+        g_after, g_final = cut(cotangents, slots, slots)
+        given = [g if g is None else time_first(g, o) for g, o in zip(g_after, outputs[:slots], strict=True)]
+        step = _Pull(cell, len(inner), kept(given), bool(m))
+        start = [stacked_zeros(s, count) if g is None else g for g, s in zip(g_final, c, strict=True)]
+        gc, _, totals, _ = differentiable(step, k, start, inner + present(given) + m, not reverse)
+        through = [tf.where(along(m[0]), g, 0) for g in totals] if m else totals
+        gk, gp = cell.collect(k, [along(t) for t in inner + bulk], [along(t) for t in before], through)
+        gn = [g for g, has in zip(totals, nudged, strict=True) if has]
+        return [*gk, *gc, *(time_second(g, count) for g in [gp, *gn]), *(None for _ in m)]
 
-    return _tf.with_derivatives(outputs, inputs, backward, forward)
+    found = _tf.with_derivatives(outputs, inputs, backward, forward)
+    return found[:slots], found[slots:]
 
 
 def _with_tangent(
@@ -120,7 +131,7 @@ def _with_tangent(
     held: dict[int, tf.Tensor],
     reverse: bool,
 ) -> tuple[Tensors, Tensors]:
-    """Compute the states after each step and their tangents in one loop."""
+    """Compute in one loop the states after each step and the final ones, and their tangents."""
     known = [held.get(i) if t.dtype.is_floating else None for i, t in enumerate(inputs)]
     k, c, v, n, m = cut(inputs, *sizes)
     dk, dc, dv, dn, _ = cut(known, *sizes)
@@ -130,9 +141,10 @@ def _with_tangent(
     )
     dc = [stacked_zeros(s, count) if d is None else d for d, s in zip(dc, c, strict=True)]
     step = _Dual(cell, nudged, bool(m), kept(dk), kept(dv), kept(dn))
-    _, stacks, _, _ = run(step, k + present(dk), c + dc, v + n + m + present(dv) + present(dn), reverse)
+    end, stacks, _, _ = run(step, k + present(dk), c + dc, v + n + m + present(dv) + present(dn), reverse)
     after, d_after = cut(stacks, len(c), len(c))
-    return after, [time_second(d, count) for d in d_after]
+    final, d_final = cut(end, len(c), len(c))
+    return after + final, [time_second(d, count) for d in d_after] + d_final
 
 
 def _add(a: tf.Tensor | None, b: tf.Tensor | None) -> tf.Tensor | None:
@@ -158,7 +170,7 @@ class _Step:
 
 
 @dataclass(frozen=True)
-class _Primal(_Step):
+class Primal(_Step):
     nudged: tuple[bool, ...]
     masked: bool
 

@@ -113,14 +113,23 @@ def differentiable(
 
     def backward(inputs: Tensors, outputs: Tensors, *cotangents: tf.Tensor | None) -> Maybe:
         consts, carry, xs = cut(inputs, *sizes)
+        _, after, ys, _ = cut(outputs, *out_sizes)
         g_final, g_after, g_ys, g_sums = cut(cotangents, *out_sizes)
-        start = [tf.zeros_like(c) if g is None else g for g, c in zip(g_final, carry, strict=True) if _floating(c)]
-        pullback = _Pullback(step, len(consts), len(carry), len(xs), kept(g_after), kept(g_ys), kept(g_sums))
-        before = shifted(carry, cut(outputs, *out_sizes)[1], reverse)
+        count = directions(outputs, cotangents)
+        g_after, g_ys = (
+            [g if g is None else time_first(g, t) for g, t in zip(gs, stacks, strict=True)]
+            for gs, stacks in ((g_after, after), (g_ys, ys))
+        )
+        start = [
+            stacked_zeros(c, count) if g is None else g for g, c in zip(g_final, carry, strict=True) if _floating(c)
+        ]
+        sizes_in = (len(consts), len(carry), len(xs))
+        pullback = _Pullback(step, *sizes_in, kept(g_after), kept(g_ys), kept(g_sums), count is not None)
+        before = shifted(carry, after, reverse)
         g_carry, _, g_xs, g_consts = differentiable(
             pullback, consts + present(g_sums), start, before + xs + present(g_after) + present(g_ys), not reverse
         )
-        return restore(inputs, g_consts + g_carry + g_xs)
+        return restore(inputs, g_consts + g_carry + [time_second(g, count) for g in g_xs])
 
     recorded = _tf.with_derivatives([t for part in outputs for t in part], inputs, backward, forward)
     return tuple(cut(recorded, *out_sizes))  # type: ignore[return-value]
@@ -167,6 +176,7 @@ class _Pullback:
     g_after: tuple[bool, ...]
     g_ys: tuple[bool, ...]
     g_sums: tuple[bool, ...]
+    stacked: bool
 
     @property
     def pure(self) -> bool:
@@ -177,7 +187,7 @@ class _Pullback:
         c, v, g_after, g_ys = cut(x, self.carries, self.xs, sum(self.g_after), sum(self.g_ys))
         sources = [tf.identity(t) for t in k + c + v]
         real = [t for t in sources if _floating(t)]
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=self.stacked) as tape:
             tape.watch(real)
             new, ys, sums = self.step(*cut(sources, len(k), len(c), len(v)))
         pairs = list(zip([t for t in new if _floating(t)], carry, strict=True))
@@ -187,10 +197,19 @@ class _Pullback:
             (sums, g_sums, self.g_sums),
         ):
             pairs += zip([t for t, keep in zip(tensors, given, strict=True) if keep], cotangents, strict=True)
-        found = tape.gradient(
-            [t for t, _ in pairs], real, output_gradients=[g for _, g in pairs], unconnected_gradients="zero"
-        )
-        found = [_tf.shaped(g, t.shape) for g, t in zip(found, real, strict=True)]
+        targets, cotangents = zip(*pairs, strict=True)
+
+        def pull(cotangents: Tensors) -> Tensors:
+            found = tape.gradient(targets, real, output_gradients=cotangents, unconnected_gradients="zero")
+            return [_tf.shaped(g, t.shape) for g, t in zip(found, real, strict=True)]
+
+        if self.stacked:
+            found = [
+                _tf.shaped(g, tf.TensorShape([None]) + t.shape)
+                for g, t in zip(tf.vectorized_map(pull, list(cotangents)), real, strict=True)
+            ]
+        else:
+            found = pull(list(cotangents))
         gk, gc, gv = cut(found, sum(map(_floating, k)), sum(map(_floating, c)), sum(map(_floating, v)))
         return gc, gv, gk
 

@@ -45,7 +45,8 @@ class Signature:
     `states` are final states as outputs and initial states as inputs; `wired` names those whose initial value another
     layer computes, so that a request cannot give it. `hidden` is the state after each step: an output, or, as an input,
     a zero perturbation added there; so is the output of an Embedding. `parameters` can be directions and gradients, but
-    not values. With `one_length` all sequences have as many steps as the one input that is a sequence; without, only a
+    not values. `obstacle` says why the model can't be run step by step, its states handed on from one step to the next;
+    None if it can. With `one_length` all sequences have as many steps as the one input that is a sequence; without, only a
     run of the model tells how many each has.
     """
 
@@ -57,6 +58,7 @@ class Signature:
     wired: frozenset[str]
     causal: bool
     one_length: bool
+    obstacle: str | None
     dtype: str
 
     def describe(self) -> dict[str, Any]:
@@ -66,6 +68,7 @@ class Signature:
             **{group: [a.describe() for a in getattr(self, group)] for group in groups},
             "wired": sorted(self.wired),
             "causal": self.causal,
+            "stepwise": self.obstacle is None,
             "dtype": self.dtype,
             "strategies": ["auto", *STRATEGIES],
         }

@@ -1,6 +1,7 @@
 """The tensor programs of derivatives, shared by the operators: forward mode, reverse mode and reverse over reverse."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 import tensorflow as tf
 
@@ -79,24 +80,44 @@ def push_by_reverse(run: Run, point: Tensors, tangents: Tensors, stacked: bool) 
 
 def pull(run: Run, point: Tensors, cotangents: Tensors, wrt: Sequence[str], stacked: bool) -> tuple[Tensors, Tensors]:
     """Compute outputs and the cotangents of `wrt` in reverse mode; with `stacked`, K cotangents on one primal pass."""
-    with tf.GradientTape(persistent=stacked) as tape:
-        tape.watch([point[n] for n in wrt])
-        outputs = run(point)
+    sources = [point[n] for n in wrt]
+    # Weights that nobody asked for are constants: variables that are read must not be watched.
+    with tf.GradientTape(persistent=stacked, watch_accessed_variables=False) as tape:
+        tape.watch(sources)
+        with _tf.cutting(tape) if stacked else nullcontext() as links:
+            outputs = run(point)
     cotangents = _of_shapes("cotangents", cotangents, outputs)
-    names = list(cotangents)
+    ends = [(outputs[n], g) for n, g in cotangents.items()]
+    if links is None:
+        found = tape.gradient([t for t, _ in ends], sources, [g for _, g in ends], unconnected_gradients="zero")
+        return outputs, {n: tf.convert_to_tensor(t) for n, t in zip(wrt, found, strict=True)}
+    count = tf.shape(ends[0][1])[0]
+    for link in reversed(links):
+        given = _pull_each(tape, ends, link.outputs)
+        if any(g is not None for g in given):
+            pulled = link.backward(link.inputs, link.outputs, *given)
+            ends += [(t, g) for t, g in zip(link.inputs, pulled, strict=True) if g is not None]
+    found = _pull_each(tape, ends, sources)
+    return outputs, {n: _or_zeros(g, t, count) for n, g, t in zip(wrt, found, sources, strict=True)}
 
-    def one(directions: Tensors) -> Tensors:
-        found = tape.gradient(
-            [outputs[n] for n in names],
-            [point[n] for n in wrt],
-            [directions[n] for n in names],
-            unconnected_gradients="zero",
-        )
-        return {n: tf.convert_to_tensor(t) for n, t in zip(wrt, found, strict=True)}
 
-    if not stacked:
-        return outputs, one(cotangents)
-    return outputs, tf.map_fn(one, cotangents, fn_output_signature={n: _spec(point[n]) for n in wrt})
+def _pull_each(
+    tape: tf.GradientTape, ends: Sequence[tuple[tf.Tensor, tf.Tensor]], sources: Sequence[tf.Tensor]
+) -> list[tf.Tensor | None]:
+    """Pull stacked cotangents back through ordinary operations; None for a source that nothing depends on."""
+    places: list[int] = []
+
+    def one(cotangents: list[tf.Tensor]) -> list[tf.Tensor]:
+        found = tape.gradient([t for t, _ in ends], sources, cotangents)
+        places[:] = [i for i, g in enumerate(found) if g is not None]
+        # Never empty, which a vectorised function may not be.
+        return [tf.zeros([]), *(tf.convert_to_tensor(found[i]) for i in places)]
+
+    _, *stacked = tf.vectorized_map(one, [g for _, g in ends])
+    result: list[tf.Tensor | None] = [None] * len(sources)
+    for i, g in zip(places, stacked, strict=True):
+        result[i] = _tf.shaped(g, tf.TensorShape([None]) + sources[i].shape)
+    return result
 
 
 def _of_shapes(field: str, directions: Tensors, arrays: Tensors) -> Tensors:

@@ -72,7 +72,10 @@ class Cell(Protocol):
     def collect(
         self, consts: Tensors, coefficients: Tensors, before: Tensors, cotangents: Tensors
     ) -> tuple[Tensors, tf.Tensor]:
-        """Compute the cotangents of `consts` and `p`: the transpose of `source`, given those of all states."""
+        """Compute the cotangents of `consts` and `p`: the transpose of `source`, given those of all states.
+
+        With K stacked cotangents, `(T, K, B, H)`, coefficients and `before` have an axis of size 1 in place of K.
+        """
         ...
 
 
@@ -111,8 +114,18 @@ def bias_tangent(d_bias: tf.Tensor | None) -> tf.Tensor | None:
 
 
 def outer(a: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
-    """Compute the cotangent of a matrix from `a @ matrix` and the product's cotangent, summed over steps and rows."""
+    """Compute the cotangent of a matrix from `a @ matrix` and the product's cotangent, summed over steps and rows.
+
+    `(T, B, H)` and `(T, B, G)` to `(H, G)`, or `(T, 1, B, H)` and `(T, K, B, G)` to `(K, H, G)`.
+    """
+    if g.shape.rank == 4:
+        return tf.einsum("tbh,tkbg->khg", tf.squeeze(a, 1), g)
     return tf.matmul(tf.reshape(a, [-1, a.shape[-1]]), tf.reshape(g, [-1, g.shape[-1]]), transpose_a=True)
+
+
+def over_rows(g: tf.Tensor) -> tf.Tensor:
+    """Sum the cotangents of a bias over steps and rows: `(T, [K,] B, G)` to `([K,] G)`."""
+    return tf.reduce_sum(g, [0, -2])
 
 
 def total(*terms: tf.Tensor | None) -> tf.Tensor | None:

@@ -20,6 +20,7 @@ from models.cells._cell import (
     keras_weights,
     maybe_gates,
     outer,
+    over_rows,
     product_tangent,
     scaled,
     times,
@@ -89,7 +90,7 @@ class ResetAfter(_Gru):
         (g,) = cotangents
         gq = cq * tf.concat([g, g, g], -1)
         gz, gr, _ = gates(gq, 3)
-        g_consts = [outer(before[0], gq), tf.reduce_sum(gq, [0, 1])][: len(consts)]
+        g_consts = [outer(before[0], gq), over_rows(gq)][: len(consts)]
         return g_consts, tf.concat([gz, gr, cn * g], -1)
 
 

@@ -64,7 +64,7 @@ class Case:
     def by_rule(self, flat, **more):
         weights, carry, x, nudges = self.parts(flat)
         p = self.rule.project(weights, x)
-        return tf.concat(recur(self.rule, self.rule.consts(weights), carry, p, **self.options(nudges), **more), -1)
+        return tf.concat(recur(self.rule, self.rule.consts(weights), carry, p, **self.options(nudges), **more)[0], -1)
 
     def by_scan(self, flat):
         """The same by autodiff inside the body."""
@@ -367,7 +367,7 @@ def test_cotangent_of_a_zero_nudge_is_the_total_derivative_by_the_state():
     p, nudge = tf.zeros((3, 1, 1), tf.float64), tf.zeros((3, 1, 1), tf.float64)
     with tf.GradientTape() as tape:
         tape.watch(nudge)
-        after = recur(rule, [tf.constant([[2.0]], tf.float64)], [tf.ones((1, 1), tf.float64)], p, nudges=[nudge])[0]
+        after = recur(rule, [tf.constant([[2.0]], tf.float64)], [tf.ones((1, 1), tf.float64)], p, nudges=[nudge])[0][0]
         last = tf.reduce_sum(after[-1])
     assert tape.gradient(last, nudge).numpy().ravel().tolist() == [4, 2, 1]
 
