@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import benchmarks
+from benchmarks._harness import ROOT
 from pushforward._registry import scan
 
 
@@ -21,6 +22,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="name", help="which to run (default: all)")
     parser.add_argument("--seconds", type=float, default=3.0, help="measuring time of each figure (default: 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to a file")
+    parser.add_argument("--jax-python", type=Path, default=ROOT / ".venv-jax/bin/python", help="JAX's interpreter")
     for benchmark in found.values():
         benchmark.arguments(parser.add_argument_group(benchmark.name, benchmark.summary))
     options = parser.parse_args()

@@ -32,6 +32,13 @@ class WorkerError(RuntimeError):
     """A measuring process could not be started, or a command failed in it."""
 
 
+def missing_jax(python: Path) -> str:
+    """Say what to do if JAX's interpreter is not there; return nothing if it is."""
+    return (
+        "" if python.exists() else f"no JAX environment at {python}: `make bench` makes it, --jax-python names another"
+    )
+
+
 class Worker:
     """A long-lived process that computes only while a command is being answered, so that two of them can take turns."""
 
@@ -96,6 +103,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a markdown table: the first column is text, the others are figures."""
     rules = ["---", *("---:" for _ in head[1:])]
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, rules, *rows))
+
+
+def short(figure: float) -> str:
+    """Round to what the noise lets one believe."""
+    return f"{figure:.2g}" if figure < 0.1 else f"{figure:.2f}" if figure < 100 else f"{figure:.0f}"
 
 
 def machine(versions: Mapping[str, str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""JAX's side of the kernel benchmark: the only file that imports JAX; it runs in an environment of its own."""
+"""JAX's side of the kernel benchmark; runs in JAX's own environment, where there is no TensorFlow."""
 
 import functools
 from collections.abc import Callable

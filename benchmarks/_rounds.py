@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,14 @@ class Measured:
     def spread(self) -> Quartiles:
         """Seconds a call, over all rounds."""
         return Quartiles.of(t for times in self.rounds for t in times)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What was measured, as JSON."""
+        if self.failure:
+            return {"name": self.name, "failure": self.failure}
+        calls = sum(map(len, self.rounds))
+        return {"name": self.name, "first": self.first, "seconds": self.spread._asdict(), "calls": calls}
 
     def ratio(self, baseline: "Measured") -> Quartiles:
         """Return `baseline` time / own time: of the medians, with the quartiles of the rounds' ratios."""

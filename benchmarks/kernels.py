@@ -9,12 +9,11 @@ cotangent of y and returns y and the cotangents of x, the initial state and the 
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks._harness import ROOT, Benchmark, Worker, WorkerError, geometric_mean, machine, table
+from benchmarks._harness import Benchmark, Worker, WorkerError, geometric_mean, machine, missing_jax, short, table
 from benchmarks._rounds import ROUNDS, Measured, difference, prepare, take_turns
 
 SIZES = ((1, 100, 8, 64), (8, 64, 4, 32), (128, 64, 1, 32), (32, 100, 16, 256), (1, 200, 32, 512), (64, 50, 64, 1024))
@@ -95,26 +94,21 @@ def _ratios(variants: list[Measured]) -> Iterator[str]:
             yield "-"
             continue
         low, ratio, high = variant.ratio(variants[0])
-        spread = "once" if len(variant.rounds) == 1 else f"{_short(low)} to {_short(high)}"
-        yield f"**{_short(ratio)}** ({spread})"
+        spread = "once" if len(variant.rounds) == 1 else f"{short(low)} to {short(high)}"
+        yield f"**{short(ratio)}** ({spread})"
 
 
 def _means(results: Results) -> Iterator[str]:
     for column in range(1, len(next(iter(results.values())))):
         pairs = [(variants[column], variants[0]) for variants in results.values() if not variants[column].failure]
-        mean = f"**{_short(geometric_mean(own.ratio(jax).median for own, jax in pairs))}**" if pairs else "-"
+        mean = f"**{short(geometric_mean(own.ratio(jax).median for own, jax in pairs))}**" if pairs else "-"
         yield mean if len(pairs) in (0, len(results)) else f"{mean} of {len(pairs)}"
-
-
-def _short(figure: float) -> str:
-    """Round to what the noise lets one believe."""
-    return f"{figure:.2g}" if figure < 0.1 else f"{figure:.2f}" if figure < 100 else f"{figure:.0f}"
 
 
 def _milliseconds(variant: Measured) -> str:
     if variant.failure:
         return "-"
-    low, median, high = (_short(1e3 * t) for t in variant.spread)
+    low, median, high = (short(1e3 * t) for t in variant.spread)
     which = f" {variant.name}" if variant.name in JAX else ""
     return f"{median} (once)" if len(variant.rounds) == 1 else f"{median} ({low} to {high}){which}"
 
@@ -142,9 +136,8 @@ def check(operator: str, results: Results) -> tuple[list[float], list[str]]:
 
 def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Measure, print the tables, and return all figures and what went wrong."""
-    if not options.no_jax and not options.jax_python.exists():
-        missing = f"no JAX environment at {options.jax_python}"
-        return {}, [f"{missing}: `make bench` makes it; otherwise give --jax-python or --no-jax"]
+    if not options.no_jax and (missing := missing_jax(options.jax_python)):
+        return {}, [f"{missing}, --no-jax leaves it out"]
     tf = Worker(sys.executable, "benchmarks._tf_kernels")
     jax = None if options.no_jax else Worker(options.jax_python, "benchmarks._jax_kernels")
     workers = [worker for worker in (tf, jax) if worker]
@@ -157,7 +150,7 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
             show(operator, results, jax is not None)
             for total, part in zip((differences, wrong), check(operator, results), strict=True):
                 total += part
-            figures[operator] = {",".join(map(str, s)): list(map(_figures, vs)) for s, vs in results.items()}
+            figures[operator] = {",".join(map(str, s)): [v.figures for v in vs] for s, vs in results.items()}
     except WorkerError as error:
         return {}, [str(error)]
     finally:
@@ -168,20 +161,12 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     return figures, wrong
 
 
-def _figures(variant: Measured) -> dict[str, Any]:
-    if variant.failure:
-        return {"name": variant.name, "failure": variant.failure}
-    spread = dict(zip(("low", "median", "high"), variant.spread, strict=True))
-    return {"name": variant.name, "first": variant.first, "seconds": spread, "calls": sum(map(len, variant.rounds))}
-
-
 def _arguments(parser: argparse._ArgumentGroup) -> None:
     sizes = "; ".join(f"{i}: {','.join(map(str, size))}" for i, size in enumerate(SIZES))
     parser.add_argument("--sizes", type=_indices, default=range(len(SIZES)), metavar="0,1,..", help=f"which of {sizes}")
     parser.add_argument("--only", choices=tuple(STOCK), help="one operator")
     parser.add_argument("--no-stock", action="store_true", help="leave out stock TensorFlow: quick comparisons")
     parser.add_argument("--no-jax", action="store_true", help="leave out JAX")
-    parser.add_argument("--jax-python", type=Path, default=ROOT / ".venv-jax/bin/python", help="JAX's interpreter")
 
 
 def _indices(text: str) -> list[int]:
