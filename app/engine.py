@@ -2,23 +2,39 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 import app.operators
 import models.zoo
-from app.calls import Answer, Arrays, Call
-from app.operators._operator import Operator, Work
-from app.programs import Programs, device
+from app.calls import Answer, Call, Streamed
+from app.metrics import Metrics
+from app.operators._operator import Arrays, Check, Item, Job, Operator, Whole, Work
+from app.programs import device
+from app.runs import Runs, Usage
 from app.settings import Settings, variable
 from models.loader import load_directory
 from models.model import Model
 from pushforward._registry import scan
-from pushforward.errors import DeadlineExceeded, Draining, NotDifferentiable, Overloaded, UnknownModel, UnsafeModel
+from pushforward.errors import (
+    DeadlineExceeded,
+    Draining,
+    InvalidRequest,
+    NotDifferentiable,
+    Overloaded,
+    UnknownModel,
+    UnsafeModel,
+)
 from pushforward.wire._arrays import DTYPES
+
+# An array up to this size is computed before the answer to the request begins, so that `info` tells how.
+AT_ONCE_BYTES = 8_000_000
 
 # Checking copies arrays to the model's dtype; above this many bytes that is no longer done on the event loop.
 _INLINE_BYTES = 1_000_000
@@ -36,8 +52,8 @@ class Engine:
         self._models: dict[str, Model] = {}
         self._summaries: dict[str, str] = {}
         self._operators: dict[str, Operator] = scan(app.operators, "OPERATOR")
-        self._programs = Programs(compiled_shapes=settings.compiled_shapes)
-        self._compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        self._metrics = Metrics()
+        self._runs = Runs(settings.compiled_shapes, self._metrics)
         self._pending = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -61,16 +77,18 @@ class Engine:
 
     async def start(self) -> None:
         """Load the models and, if the settings say so, build the programs that most requests will need."""
-        await asyncio.get_running_loop().run_in_executor(self._compute, self._load)
+        await self._runs.on_thread(self._load)
 
     async def close(self) -> None:
         """Refuse new calls and finish those that were accepted."""
         self._draining = True
         await self._idle.wait()
-        await asyncio.to_thread(self._compute.shutdown, wait=True)
+        await self._runs.close()
 
     async def __call__(self, call: Call) -> Answer:
         """Answer one call.
+
+        An array of more than `AT_ONCE_BYTES` is not computed before the answer's blocks are asked for.
 
         Raises:
             UnknownModel: if there is no such model or version.
@@ -85,17 +103,21 @@ class Engine:
         if self._pending >= self._settings.queue_size:
             raise Overloaded(f"{self._pending} calls are waiting, as many as may; try again later", retry_after_s=1)
         model, operator = self._find(call.model), self._operators[call.operator]
-        largest = self._settings.timeout_s
-        limit = min(call.timeout_s or largest, largest)
-        try:
-            async with asyncio.timeout(limit):
-                arrays, info = await self._answer(model, operator, call)
-        except TimeoutError:
-            remedy = "give a larger timeout_s" if limit < largest else f"raise the server's {variable('timeout_s')}"
-            raise DeadlineExceeded(
-                f"the answer was not ready within {limit:g} s; send fewer rows, or {remedy}", expected=f"{limit:g} s"
-            ) from None
-        return Answer(model.name, model.version, arrays, info)
+        usage = Usage()
+        limit = min(call.timeout_s or self._settings.timeout_s, self._settings.timeout_s)
+        with self._counted():
+            try:
+                async with asyncio.timeout(limit):
+                    job = await self._prepare(operator, model, call)
+                    if job.plan_only:
+                        return self._answer(model, job, {})
+                    if job.whole is not None and job.whole.nbytes > AT_ONCE_BYTES:
+                        return self._streamed(model, operator.name, job, job.whole, call, usage)
+                    arrays, findings = await self._compute(model, operator.name, job, usage)
+            except TimeoutError:
+                raise self._late(limit) from None
+        self._runs.learn(job.flops, usage)
+        return self._answer(model, job, arrays, self._measured(job, usage, arrays) | findings)
 
     def listing(self) -> list[dict[str, Any]]:
         """Sum up each registered model."""
@@ -109,6 +131,10 @@ class Engine:
         model = self._find(name)
         head = {"name": model.name, "version": model.version, "summary": self._summaries[model.name]}
         return {**head, **model.signature.describe()}
+
+    def metrics_page(self) -> bytes:
+        """Write the engine's counters in the text format of Prometheus."""
+        return self._metrics.page()
 
     def _find(self, name: str) -> Model:
         base, at, version = name.partition("@")
@@ -127,46 +153,83 @@ class Engine:
             )
         return model
 
-    async def _answer(self, model: Model, operator: Operator, call: Call) -> tuple[Arrays, dict[str, Any]]:
-        self._enter()
-        try:
-            work = await self._prepare(operator, model, call)
-            future = self._compute.submit(self._run, model, operator.name, work, time.perf_counter())
-        except BaseException:
-            self._leave()
-            raise
-        # A call that nobody waits for any more still occupies the thread, so it counts until it is done.
-        loop = asyncio.get_running_loop()
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave))
-        return await asyncio.wrap_future(future)
-
-    async def _prepare(self, operator: Operator, model: Model, call: Call) -> Work:
+    async def _prepare(self, operator: Operator, model: Model, call: Call) -> Job:
         size = sum(array.nbytes for group in call.arrays.values() for array in group.values())
-        if size <= _INLINE_BYTES:
+        if not model.signature.one_length:  # sizes may only be known once the model has run
+            return await self._runs.on_thread(lambda: operator.prepare(model, call))
+        if size <= _INLINE_BYTES and operator.quick:
             return operator.prepare(model, call)
         return await asyncio.to_thread(operator.prepare, model, call)
 
-    def _run(self, model: Model, operator: str, work: Work, submitted: float) -> tuple[Arrays, dict[str, Any]]:
-        start = time.perf_counter()
-        found, compiled = self._programs.run(model, operator, work)
-        end = time.perf_counter()
+    async def _compute(
+        self, model: Model, operator: str, job: Job, usage: Usage
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        items = await self._runs.gather(model, operator, job.steps, usage)
+        if job.whole is None:
+            arrays = {path: array for item in items for path, array in item.items()}
+        else:
+            parts = [part.reshape(-1) for part in items]
+            joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            arrays = {job.whole.field: joined.reshape(job.whole.shape)}
+        if job.check is None:
+            return arrays, {}
+        (findings,) = await self._runs.gather(model, operator, partial(_checking, job.check, arrays), usage)
+        return arrays, {"check": findings}
+
+    def _streamed(self, model: Model, operator: str, job: Job, whole: Whole, call: Call, usage: Usage) -> Answer:
+        if job.check is not None:
+            raise InvalidRequest(
+                f"expected an array of up to {AT_ONCE_BYTES} bytes to check, got {whole.nbytes}, which are sent while "
+                "they are computed; ask for a smaller slice",
+                path="check",
+            )
+        end = None if call.timeout_s is None else time.monotonic() + call.timeout_s
+
+        def limit() -> float:
+            left = self._settings.timeout_s if end is None else end - time.monotonic()
+            return min(left, self._settings.timeout_s)
+
+        async def blocks() -> AsyncGenerator[np.ndarray, None]:
+            with self._counted():
+                try:
+                    async with aclosing(self._runs.items(model, operator, job.steps, usage, limit)) as items:
+                        async for item in items:
+                            yield item
+                except TimeoutError:
+                    raise self._late(limit() if end is None else call.timeout_s or 0.0) from None
+            self._runs.learn(job.flops, usage)
+
+        answer = self._answer(model, job, {}, {"streamed": True})
+        return replace(answer, streamed=Streamed(whole.field, whole.shape, whole.dtype, blocks()))
+
+    def _late(self, limit: float) -> DeadlineExceeded:
+        own = limit < self._settings.timeout_s
+        remedy = "give a larger timeout_s" if own else f"raise the server's {variable('timeout_s')}"
+        return DeadlineExceeded(
+            f"the answer was not ready within {limit:g} s; send fewer rows, or {remedy}", expected=f"{limit:g} s"
+        )
+
+    def _answer(
+        self, model: Model, job: Job, found: Mapping[str, np.ndarray], info: Mapping[str, Any] = MappingProxyType({})
+    ) -> Answer:
         arrays: dict[str, dict[str, np.ndarray]] = {}
         for path, array in found.items():
             field, _, name = path.partition(".")
             arrays.setdefault(field, {})[name] = array
-        info = {
-            "strategy": work.strategy,
-            "dtype": model.dtype,
-            "device": self._device,
-            "rows": work.rows,
-            "batch_rows": work.rows,
-            "queue_ms": round((start - submitted) * 1e3, 3),
-            "compute_ms": round((end - start) * 1e3, 3),
-            "compiled": compiled,
-            "nonfinite": sum(int(a.size - np.isfinite(a).sum()) for a in found.values()),
-            "casts": list(work.casts),
+        first = {"strategy": job.strategy, "dtype": model.dtype, "device": self._device, "rows": job.rows}
+        if job.flops:
+            first["seconds"] = float(f"{self._runs.seconds(job.flops):.3g}")
+        info = {**first, **job.info, **info, "casts": list(job.casts)}
+        return Answer(model.name, model.version, arrays, info, job.extra)
+
+    def _measured(self, job: Job, usage: Usage, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        return {
+            "batch_rows": job.rows,
+            "queue_ms": round((usage.queued or 0.0) * 1e3, 3),
+            "compute_ms": round(usage.computed * 1e3, 3),
+            "compiled": usage.compiled,
+            "nonfinite": sum(int(a.size - np.isfinite(a).sum()) for a in arrays.values()),
         }
-        return arrays, info
 
     def _load(self) -> None:
         self._device = device()
@@ -210,13 +273,23 @@ class Engine:
             arrays = {f: {n: np.asarray(a) for n, a in request.get(f, {}).items()} for f in fields}
             options = {name: value for name, value in request.items() if name not in (*fields, "model")}
             call = Call(model.name, operator.name, arrays, options)
-            self._programs.warm(model, operator.name, operator.prepare(model, call))
+            job = operator.prepare(model, call)
+            for item in job.steps():
+                if isinstance(item, Work):
+                    self._runs.programs.warm(model, operator.name, item)
+                break  # What follows depends on what came out.
 
-    def _enter(self) -> None:
+    @contextmanager
+    def _counted(self) -> Generator[None]:
         self._pending += 1
         self._idle.clear()
+        try:
+            yield
+        finally:
+            self._pending -= 1
+            if self._pending == 0:
+                self._idle.set()
 
-    def _leave(self) -> None:
-        self._pending -= 1
-        if self._pending == 0:
-            self._idle.set()
+
+def _checking(check: Check, arrays: Mapping[str, np.ndarray]) -> Generator[Item, Arrays, None]:
+    yield (yield from check(arrays))

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from app.operators._operator import Work
+from app.operators._operator import Shape, Work
 from models.model import Model
 from pushforward.errors import InvalidArray
 
@@ -99,7 +99,8 @@ class Programs:
         if settled is None:
             settled = (
                 # XLA takes minutes for a loop that is written out, and reads a token beyond the vocabulary as the last.
-                work.strategy == "scan"
+                work.compile
+                and work.strategy == "scan"
                 and all(a.differentiable for a in model.signature.inputs)
                 and self._counts[free] < self._compiled_shapes
                 and len(self._compiled) < self._limit
@@ -111,7 +112,9 @@ class Programs:
     def _compile(self, key: Hashable, work: Work) -> Program:
         found = self._compiled.get(key)
         if found is None:
-            found = self._compiled[key] = _trace(work, work.feeds, free=False, jit=True)
+            found = self._compiled[key] = _trace(
+                work, {path: array.shape for path, array in work.feeds.items()}, jit=True
+            )
         return found
 
     def _graph(self, exact: Hashable, free: Hashable, model: Model, work: Work) -> Program:
@@ -119,7 +122,7 @@ class Programs:
         found = self._graphs.get(key)
         if found is None:
             try:
-                found = _trace(work, work.feeds, free=not work.exact, jit=False, model=model)
+                found = _trace(work, work.shapes, jit=False)
             except ValueError as error:
                 if not work.exact:
                     raise
@@ -132,8 +135,9 @@ class Programs:
 def _keys(model: Model, operator: str, work: Work) -> tuple[Hashable, Hashable]:
     """Return what a program for these very shapes, and one for any batch and time, depend on."""
     kind = (model.name, model.version, operator, work.key)
-    shapes = [(path, array.shape, array.dtype.str) for path, array in work.feeds.items()]
-    return (*kind, tuple(shapes)), (*kind, tuple((path, len(shape), dtype) for path, shape, dtype in shapes))
+    exact = tuple((path, array.shape, array.dtype.str) for path, array in work.feeds.items())
+    free = tuple((path, work.shapes[path], array.dtype.str) for path, array in work.feeds.items())
+    return (*kind, exact), (*kind, free)
 
 
 def _arrays(found: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
@@ -157,20 +161,7 @@ def device() -> str:
     return devices[0].name.removeprefix("/device:")
 
 
-def _trace(
-    work: Work, feeds: Mapping[str, np.ndarray], *, free: bool, jit: bool, model: Model | None = None
-) -> Program:
-    specs = {path: tf.TensorSpec(_shape(path, a, free, model), a.dtype, path) for path, a in feeds.items()}
+def _trace(work: Work, shapes: Mapping[str, Shape], *, jit: bool) -> Program:
+    specs = {path: tf.TensorSpec(shapes[path], a.dtype, path) for path, a in work.feeds.items()}
     traced: Any = tf.function(work.build(), autograph=False, jit_compile=jit).get_concrete_function(specs)
     return traced
-
-
-def _shape(path: str, array: np.ndarray, free: bool, model: Model | None) -> tuple[int | None, ...]:
-    if not free or model is None:
-        return array.shape
-    field, _, name = path.partition(".")
-    signature = model.signature
-    groups = (signature.inputs, signature.states, signature.hidden, signature.parameters, signature.outputs)
-    spec = next(a for group in groups for a in group if a.name == name)
-    stacked = (None,) * (array.ndim - len(spec.shape)) if field != "inputs" else ()
-    return (*stacked, *spec.shape)

@@ -27,7 +27,8 @@ class Visit:
 class Probe:
     """One call's wishes (`unrolled`, `directions`, `initial`, `nudges`) and findings (`visits`, by the layer's `id`).
 
-    `directions` is how many stacked tangents or cotangents will follow, 0 if that is not known; `initial` and `nudges` hold a tensor or None per slot; a nudge is `(batch, time, ...)`.
+    `directions` is how many stacked tangents or cotangents will follow, 0 if that is not known; `initial` and `nudges`
+    hold a tensor or None per slot; a nudge is `(batch, time, ...)`.
     """
 
     unrolled: bool = False

@@ -159,8 +159,11 @@ class _Steps:
     def of(cls, cell: Cell, consts: Tensors, coefficients: Tensors, masks: Tensors, reverse: bool) -> "_Steps":
         time, batch = coefficients[0].shape[:2]
         numbers = len(cell.slots) * consts[0].shape[0]
-        known = time is not None and batch is not None
-        if known and time * batch * numbers**2 * consts[0].dtype.size <= _AT_ONCE_BYTES:
+        if (
+            time is not None
+            and batch is not None
+            and time * batch * numbers**2 * consts[0].dtype.size <= _AT_ONCE_BYTES
+        ):
             return cls(cell, [], [_masked(state_matrix(cell, consts, coefficients), masks)], [], True, reverse)
         return cls(cell, consts, coefficients, masks, False, reverse)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from models import _tf
@@ -108,6 +109,11 @@ class Model:
             shape = tf.shape(state)
             return tf.zeros(tf.concat([[batch, time], shape[1:]], 0), dtype)
         raise KeyError(name)
+
+    def sizes(self, name: str, inputs: Mapping[str, np.ndarray]) -> tuple[int, ...]:
+        """Return the sizes, without the batch axis, of an array that only a run of the model tells the length of."""
+        given = {n: tf.convert_to_tensor(a[:1]) for n, a in inputs.items()}
+        return tuple(self.run(given, [name])[name].shape[1:])
 
     def _call(self, probe: Probe, inputs: Tensors, parameters: Mapping[str, tf.Tensor]) -> Tensors:
         mapping = [(v, parameters[n]) for n, v in self._variables.items() if n in parameters]

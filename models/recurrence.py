@@ -171,10 +171,12 @@ class _Step:
 
 @dataclass(frozen=True)
 class Primal(_Step):
+    """A step of the cell."""
+
     nudged: tuple[bool, ...]
     masked: bool
 
-    def __call__(self, consts: Tensors, carry: Tensors, x: Tensors) -> tuple[Tensors, Tensors, Tensors]:
+    def __call__(self, consts: Tensors, carry: Tensors, x: Tensors) -> tuple[Tensors, Tensors, Tensors]:  # noqa: D102
         (p,), nudges, mask = cut(x, 1, sum(self.nudged), self.masked)
         q = times(carry[0], consts[0])
         new = _choose(mask, self.cell.step(consts, carry, p, q), carry)

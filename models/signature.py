@@ -45,9 +45,9 @@ class Signature:
     `states` are final states as outputs and initial states as inputs; `wired` names those whose initial value another
     layer computes, so that a request cannot give it. `hidden` is the state after each step: an output, or, as an input,
     a zero perturbation added there; so is the output of an Embedding. `parameters` can be directions and gradients, but
-    not values. `obstacle` says why the model can't be run step by step, its states handed on from one step to the next;
-    None if it can. With `one_length` all sequences have as many steps as the one input that is a sequence; without, only a
-    run of the model tells how many each has.
+    not values. `obstacle` says why the model can't be run step by step, its states handed on; None if it can. With
+    `one_length` all sequences have as many steps as the one input that is a sequence; without, only a run of the model
+    tells how many each has.
     """
 
     inputs: tuple[Array, ...]
@@ -117,6 +117,24 @@ class Signature:
             UnknownName: if there is none.
         """
         return self._known(name, [*self.outputs, *self.states, *self.hidden], path, "on the output side")
+
+    def group(self, name: str, initial: bool) -> list[Array]:
+        """Return the states that `state`, or `state.<layer>`, stands for, in order; none if it is another name.
+
+        Args:
+            name: the name.
+            initial: only those whose initial value is not computed by another layer.
+        """
+        if name != "state" and self._find(name, self.states):
+            return []
+        return [
+            s
+            for s in self.states
+            if (name == "state" or s.name.startswith(f"{name}."))
+            and name.startswith("state")
+            and len(s.shape) == 2
+            and not (initial and s.name in self.wired)
+        ]
 
     def _find(self, name: str, among: Iterable[Array]) -> Array | None:
         return next((a for a in among if a.name == name), None)

@@ -1,7 +1,8 @@
-"""What an operator is: it checks a call against a model's signature and says which program answers it."""
+"""What an operator is: it checks a call against a model's signature and says which programs answer it."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,29 +12,98 @@ from app.calls import Call
 from models.model import Model
 
 Tensors = dict[str, tf.Tensor]
+Shape = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
 class Work:
-    """A checked call, ready to run.
+    """One run of one program: all of a checked call, or a part of it.
 
     Attributes:
         key: whatever the program depends on besides the model and the arrays' shapes and dtypes.
         build: makes the program, a function of tensors by path (`inputs.x`) to tensors by path (`outputs.y`).
         feeds: the arrays by path, in the model's dtypes.
+        shapes: of what the program takes, by path; None is an axis of any size. Without any None the program is written
+            for these very shapes (an unrolled loop).
         rows: how many sequences with one direction each.
         strategy: the strategy that was picked.
         casts: notes on arrays that were converted.
-        exact: the program is written for these very shapes (an unrolled loop).
+        compile: whether XLA may make a program of its own for these sizes.
     """
 
     key: Hashable
     build: Callable[[], Callable[[Tensors], Tensors]]
     feeds: Mapping[str, np.ndarray]
+    shapes: Mapping[str, Shape]
     rows: int
     strategy: str
     casts: Sequence[str]
-    exact: bool
+    compile: bool = True
+
+    @property
+    def exact(self) -> bool:
+        """Whether the program fits these sizes only."""
+        return all(None not in shape for shape in self.shapes.values())
+
+
+Arrays = Mapping[str, np.ndarray]
+Item = Work | np.ndarray | Arrays
+Steps = Callable[[], Generator[Item, Arrays, None]]
+Check = Callable[[Arrays], Generator[Work, Arrays, dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An array whose size is known before it is computed, so that it can be sent while it is."""
+
+    field: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked call that takes several works, one after another.
+
+    Attributes:
+        steps: makes a generator that yields each work to be done and is sent what came out; besides, it yields arrays
+            by path, or the parts of `whole` in row-major order, each when it is complete.
+        rows: how many sequences with one direction each.
+        strategy: the strategy that was picked.
+        casts: notes on arrays that were converted.
+        whole: the one array that comes in parts, if there is one.
+        flops: floating-point operations in all, about; 0 if nobody asks.
+        info: further members of `info`.
+        extra: further members of the answer.
+        plan_only: nothing is to be computed.
+        check: given the arrays of the answer, yields the works of a check and returns its findings.
+    """
+
+    steps: Steps
+    rows: int
+    strategy: str
+    casts: Sequence[str]
+    whole: Whole | None = None
+    flops: float = 0.0
+    info: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    plan_only: bool = False
+    check: Check | None = None
+
+    @classmethod
+    def of(cls, work: Work, check: Check | None = None) -> "Job":
+        """Make the job of a single work, whose arrays are the answer's."""
+
+        def steps() -> Generator[Item, Arrays, None]:
+            found = yield work
+            yield found
+
+        return cls(steps, work.rows, work.strategy, work.casts, check=check)
 
 
 class Operator(Protocol):
@@ -46,8 +116,10 @@ class Operator(Protocol):
     response_fields: Sequence[str]
     options: Mapping[str, Mapping[str, Any]]
     required: Sequence[str]
+    quick: bool
+    """Whether `prepare` takes no more than a fraction of a millisecond, but for the sizes of arrays."""
 
-    def prepare(self, model: Model, call: Call) -> Work:
+    def prepare(self, model: Model, call: Call) -> Job:
         """Check a call.
 
         Raises:

@@ -159,6 +159,14 @@ def read_strategy(call: Call) -> str:
     return "scan" if strategy == "auto" else strategy
 
 
+def read_flag(call: Call, option: str) -> bool:
+    """Read an option that is true or false."""
+    value = call.options.get(option, False)
+    if not isinstance(value, bool):
+        raise InvalidRequest("expected true or false", path=option, expected="a boolean", received=type(value).__name__)
+    return value
+
+
 def require(arrays: Mapping[str, np.ndarray], field: str, example: str) -> None:
     """Refuse a call without any tangent or cotangent."""
     if not arrays:
@@ -198,6 +206,21 @@ def example_direction(model: Model) -> dict[str, Any]:
     array = np.zeros([sizes.get(axis, 1) if n is None else n for n, axis in zip(spec.shape, spec.axes, strict=True)])
     array.flat[0] = 1.0
     return {spec.name: array.tolist()}
+
+
+def free_shapes(model: Model, feeds: Feeds, exact: bool = False) -> dict[str, tuple[int | None, ...]]:
+    """Return the shapes that a program takes, with the free axes of the signature; with `exact` these very sizes."""
+    if exact:
+        return {path: array.shape for path, array in feeds.items()}
+    signature = model.signature
+    groups = (signature.inputs, signature.states, signature.hidden, signature.parameters, signature.outputs)
+    specs = {array.name: array.shape for group in groups for array in group}
+    shapes: dict[str, tuple[int | None, ...]] = {}
+    for path, array in feeds.items():
+        field, _, name = path.partition(".")
+        stacked = (None,) * (array.ndim - len(specs[name])) if field != "inputs" else ()
+        shapes[path] = (*stacked, *specs[name])
+    return shapes
 
 
 def count_rows(feeds: Feeds, directions: int | None) -> int:

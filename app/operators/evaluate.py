@@ -5,7 +5,7 @@ from typing import Any
 
 from app.calls import Call
 from app.operators import _reading as reading
-from app.operators._operator import Tensors, Work
+from app.operators._operator import Job, Tensors, Work
 from app.operators._programs import by_field, primals_of
 from models.model import Model
 
@@ -24,8 +24,9 @@ class _Evaluate:
         "strategy": reading.STRATEGY,
     }
     required: Sequence[str] = ("inputs",)
+    quick = True
 
-    def prepare(self, model: Model, call: Call) -> Work:
+    def prepare(self, model: Model, call: Call) -> Job:
         casts: list[str] = []
         feeds = reading.read_inputs(model, call, casts)
         outputs, strategy = reading.read_targets(model, call), reading.read_strategy(call)
@@ -34,10 +35,16 @@ class _Evaluate:
             found = model.run(primals_of(arrays), outputs, unrolled=strategy == "unrolled")
             return by_field(outputs=found)
 
-        rows = reading.count_rows(feeds, None)
-        return Work(
-            (tuple(outputs), strategy), lambda: program, feeds, rows, strategy, casts, exact=strategy == "unrolled"
+        work = Work(
+            key=(tuple(outputs), strategy),
+            build=lambda: program,
+            feeds=feeds,
+            shapes=reading.free_shapes(model, feeds, exact=strategy == "unrolled"),
+            rows=reading.count_rows(feeds, None),
+            strategy=strategy,
+            casts=casts,
         )
+        return Job.of(work)
 
     def example(self, model: Model) -> dict[str, Any]:
         return {"model": model.name, "inputs": reading.example_input(model)}

@@ -6,7 +6,7 @@ from typing import Any
 from app.calls import Call
 from app.operators import _programs as programs
 from app.operators import _reading as reading
-from app.operators._operator import Tensors, Work
+from app.operators._operator import Job, Tensors, Work
 from models.model import Model
 
 
@@ -25,8 +25,9 @@ class _Jvp:
         "strategy": reading.STRATEGY,
     }
     required: Sequence[str] = ("inputs", "tangents")
+    quick = True
 
-    def prepare(self, model: Model, call: Call) -> Work:
+    def prepare(self, model: Model, call: Call) -> Job:
         casts: list[str] = []
         feeds = reading.read_inputs(model, call, casts)
         given = call.arrays.get("tangents", {})
@@ -51,15 +52,16 @@ class _Jvp:
                 found, pushed = programs.push(run, point, directions, stacked)
             return programs.by_field(outputs=found, tangents=pushed)
 
-        return Work(
+        work = Work(
             key=(tuple(outputs), strategy),
             build=lambda: program,
             feeds={**feeds, **tangents},
+            shapes=reading.free_shapes(model, {**feeds, **tangents}, exact=strategy == "unrolled"),
             rows=reading.count_rows(feeds, count),
             strategy=strategy,
             casts=casts,
-            exact=strategy == "unrolled",
         )
+        return Job.of(work)
 
     def example(self, model: Model) -> dict[str, Any]:
         return {

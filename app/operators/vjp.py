@@ -8,7 +8,7 @@ import numpy as np
 from app.calls import Call
 from app.operators import _programs as programs
 from app.operators import _reading as reading
-from app.operators._operator import Tensors, Work
+from app.operators._operator import Job, Tensors, Work
 from models.model import Model
 from models.signature import Array
 from pushforward.errors import InvalidRequest, NotDifferentiable
@@ -36,8 +36,9 @@ class _Vjp:
         "strategy": reading.STRATEGY,
     }
     required: Sequence[str] = ("inputs", "cotangents")
+    quick = True
 
-    def prepare(self, model: Model, call: Call) -> Work:
+    def prepare(self, model: Model, call: Call) -> Job:
         casts: list[str] = []
         feeds = reading.read_inputs(model, call, casts)
         given = call.arrays.get("cotangents", {})
@@ -57,15 +58,16 @@ class _Vjp:
             found, pulled = programs.pull(run, point, directions, wrt, stacked=count is not None)
             return programs.by_field(outputs=found, cotangents=pulled)
 
-        return Work(
+        work = Work(
             key=(tuple(outputs), tuple(wrt), strategy),
             build=lambda: program,
             feeds={**feeds, **cotangents},
+            shapes=reading.free_shapes(model, {**feeds, **cotangents}, exact=strategy == "unrolled"),
             rows=reading.count_rows(feeds, count),
             strategy=strategy,
             casts=casts,
-            exact=strategy == "unrolled",
         )
+        return Job.of(work)
 
     def example(self, model: Model) -> dict[str, Any]:
         signature = model.signature

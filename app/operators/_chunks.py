@@ -1,0 +1,229 @@
+"""The tensor programs of Jacobians: one chunk, forwards or backwards, over the pieces of a window.
+
+A model that runs step by step is run piece by piece, its states handed on. So directions that begin late are not
+carried before, outputs that nobody asked for are not computed, and one-hot directions are arrays over one piece only.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import tensorflow as tf
+
+from app.operators import _programs as programs
+from app.operators._plan import Piece, Side
+from models.model import Model
+
+Tensors = dict[str, tf.Tensor]
+Size = int | tf.Tensor
+
+
+@dataclass(frozen=True)
+class Slab:
+    """The program of a chunk.
+
+    It takes the window's inputs as `inputs.<name>`, as `directions` the indices of one element of an array each, and as
+    `picks.<axis>` the indices along each axis of the other side that is not taken whole. Times count from where the
+    window begins; those in `of`, from where the first piece begins that is seen. It returns the `block`, `(batch, rows,
+    columns)`, with the axes of the other side still apart.
+
+    Attributes:
+        model: what is differentiated.
+        of: the side that is differentiated.
+        wrt: the side with respect to which.
+        pieces: what the window consists of; one, unless the model runs step by step.
+        many: about how many directions there are.
+    """
+
+    model: Model
+    of: Side
+    wrt: Side
+    pieces: tuple[Piece, ...]
+    many: int
+
+    @property
+    def key(self) -> Hashable:
+        """What the program depends on, besides the shapes of what it takes."""
+        fixed = not self.model.signature.one_length
+        sides = [(_names(s), s.timed, s.selection.sizes if fixed else None) for s in (self.of, self.wrt)]
+        return (*sides, self.pieces, self.many)
+
+    def forward(self, arrays: Tensors) -> Tensors:
+        """Push one-hot tangents of `wrt` forward."""
+        directions, inputs = arrays["directions"], programs.primals_of(arrays)
+        batch = _batch(inputs)
+        states = {n: t for n, t in inputs.items() if n in self._states}
+        carried: Tensors = {}
+        alive: Size = 0
+        parts: list[tuple[Size, tf.Tensor]] = []
+        for i, (piece, (start, stop)) in enumerate(zip(self.pieces, self._bounds(inputs), strict=True)):
+            given = {**self._cut(inputs, start, stop), **states}
+            tangents = dict(carried)
+            if self._every_piece or (i == 0 and not self._by_step):
+                tangents |= _one_hot(directions, self.wrt, batch, stop - start)
+                alive = tf.shape(directions)[0]
+            elif self._by_step and piece.moving and piece.begin != 0:
+                new = directions if piece.begin is None else directions[alive : alive + piece.begin]
+                fresh = _one_hot(new, self.wrt, batch, stop - start, start)
+                count = tf.shape(new)[0] if piece.begin is None else piece.begin
+                tangents = {n: _pad(t, 0, count) for n, t in carried.items()}
+                tangents |= {n: _pad(t, alive, 0) for n, t in fresh.items()}
+                alive = count if piece.begin is None else alive + piece.begin
+            wanted = self._wanted(i)
+            outputs = [*wanted, *(n for n in self._handed_on(i) if n not in wanted)]
+            found, pushed = self._push(given, tangents, outputs, alive)
+            if wanted:
+                parts.append((alive, _join([pushed[n] for n in wanted])))
+            states = {n: found[n] for n in self._handed_on(i)}
+            carried = {n: pushed[n] for n in self._handed_on(i)}
+        whole = [_pad(t, 0, alive - count) for count, t in parts]
+        block = _pick(whole[0] if len(whole) == 1 else tf.concat(whole, 2), arrays)
+        return {"block": tf.transpose(block, [*range(1, block.shape.rank), 0])}
+
+    def reverse(self, arrays: Tensors) -> Tensors:
+        """Pull one-hot cotangents of `of` back."""
+        directions, inputs = arrays["directions"], programs.primals_of(arrays)
+        bounds = self._bounds(inputs)
+        sources: Tensors = {}
+        for i, (start, stop) in enumerate(bounds):
+            given = self._cut(inputs, start, stop)
+            for name in _names(self.wrt):
+                if i == 0 or self._by_step:
+                    sources[f"{name}@{i}"] = tf.identity(self._value(name, given))
+        seen = [i for i in range(len(self.pieces)) if self._wanted(i)]
+
+        def run(point: Tensors) -> Tensors:
+            states = {n: t for n, t in inputs.items() if n in self._states}
+            parts: list[Tensors] = []
+            for i, (start, stop) in enumerate(bounds):
+                moving = {n: f"{n}@{i if self._by_step else 0}" for n in _names(self.wrt)}
+                if i and not self._by_step and not self._every_piece:
+                    moving = {}
+                given = {**self._cut(inputs, start, stop), **states, **{n: point[at] for n, at in moving.items()}}
+                wanted = self._wanted(i)
+                outputs = [*wanted, *(n for n in self._handed_on(i) if n not in wanted)]
+                found = self.model.run(given, outputs, directions=self.many)
+                states = {n: found[n] for n in self._handed_on(i)}
+                parts += [{n: found[n] for n in wanted}] if wanted else []
+            return {n: _along_time([part[n] for part in parts], 1) for n in _names(self.of)}
+
+        length = bounds[seen[-1]][1] - bounds[seen[0]][0]
+        cotangents = _one_hot(directions, self.of, _batch(inputs), length)
+        _, pulled = programs.pull(run, sources, cotangents, list(sources), stacked=True)
+        columns = []
+        for name in _names(self.wrt):
+            found = [pulled[at] for at in sources if at.rpartition("@")[0] == name]
+            # A parameter's cotangent is that of the one sample there is.
+            columns.append(_along_time(found, 2) if self.wrt.batched else found[0][:, tf.newaxis])
+        block = _pick(_join(columns), arrays)
+        return {"block": tf.transpose(block, [1, 0, *range(2, block.shape.rank)])}
+
+    @property
+    def _by_step(self) -> bool:
+        return self.wrt.timed
+
+    @property
+    def _every_piece(self) -> bool:
+        return not self._by_step and not set(_names(self.wrt)) <= set(self._states)
+
+    @property
+    def _states(self) -> list[str]:
+        return [a.name for a in self.model.signature.states]
+
+    def _handed_on(self, piece: int) -> list[str]:
+        return self._states if piece < len(self.pieces) - 1 else []
+
+    def _wanted(self, piece: int) -> list[str]:
+        last = piece == len(self.pieces) - 1
+        return list(_names(self.of)) if self.pieces[piece].seen and (self.of.timed or last) else []
+
+    def _value(self, name: str, given: Tensors) -> tf.Tensor:
+        return given[name] if name in given else self.model.default(name, given)
+
+    def _sequences(self) -> list[str]:
+        return [a.name for a in self.model.signature.inputs if "time" in a.axes]
+
+    def _bounds(self, inputs: Tensors) -> list[tuple[Size, Size]]:
+        if not self._sequences():
+            return [(0, 1)]
+        x = inputs[self._sequences()[0]]
+        length = tf.shape(x)[1] if x.shape[1] is None else x.shape[1]
+        rest = length - sum(p.length or 0 for p in self.pieces)
+        bounds, start = [], 0
+        for piece in self.pieces:
+            stop = start + (rest if piece.length is None else piece.length)
+            bounds.append((start, stop))
+            start = stop
+        return bounds
+
+    def _cut(self, inputs: Tensors, start: Size, stop: Size) -> Tensors:
+        if len(self.pieces) == 1:
+            return inputs
+        names = self._sequences()
+        return {n: t[:, start:stop] if n in names else t for n, t in inputs.items() if n not in self._states}
+
+    def _push(self, given: Tensors, tangents: Tensors, outputs: Sequence[str], alive: Size) -> tuple[Tensors, Tensors]:
+        if not outputs:
+            return {}, {}
+        if not tangents:  # nothing has begun, or nothing is carried on
+            found = self.model.run(given, outputs)
+            return found, {n: tf.zeros(tf.concat([[alive], tf.shape(t)], 0), t.dtype) for n, t in found.items()}
+        point = {n: tf.identity(self._value(n, given)) for n in tangents}
+
+        def run(point: Tensors) -> Tensors:
+            return self.model.run({**given, **point}, outputs, directions=self.many)
+
+        return programs.push(run, point, tangents, stacked=True)
+
+
+def _names(side: Side) -> tuple[str, ...]:
+    return tuple(a.name for a in side.arrays)
+
+
+def _batch(inputs: Tensors) -> Size:
+    first = next(iter(inputs.values()))
+    return tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
+
+
+def _one_hot(directions: tf.Tensor, side: Side, batch: Size, length: Size, start: Size = 0) -> Tensors:
+    """Make directions `(K, [batch,] ...)`, each 1 at one element, over `length` steps; elsewhere they are zero."""
+    sizes: list[Size] = [length, *side.selection.sizes[1:]] if side.timed else list(side.selection.sizes)
+    flat = tf.zeros_like(directions[:, 0]) if directions.shape[1] else tf.zeros(tf.shape(directions)[:1], tf.int32)
+    for axis, size in enumerate(sizes):
+        flat = flat * size + (directions[:, axis] - start if side.timed and axis == 0 else directions[:, axis])
+    dtype = side.arrays[0].dtype
+    found = tf.reshape(tf.one_hot(flat, prod(sizes), dtype=dtype), [-1, *sizes])
+    if side.batched:
+        found = tf.broadcast_to(found[:, tf.newaxis], [tf.shape(directions)[0], batch, *sizes])
+    widths = [a.shape[-1] for a in side.arrays]
+    parts = tf.split(found, widths, -1) if len(widths) > 1 else [found]
+    shapes = [a.shape[1:] if side.batched else a.shape for a in side.arrays]
+    for part, shape in zip(parts, shapes, strict=True):
+        known = [length if isinstance(length, int) else None, *shape[1:]] if side.timed else list(shape)
+        part.set_shape([directions.shape[0], *([batch if isinstance(batch, int) else None] * side.batched), *known])
+    return {a.name: part for a, part in zip(side.arrays, parts, strict=True)}
+
+
+def _pad(tensor: tf.Tensor, before: Size, after: Size) -> tf.Tensor:
+    """Put directions that are zero around those there are."""
+    if isinstance(before, int) and isinstance(after, int) and before == after == 0:
+        return tensor
+    rest = [[0, 0]] * (tensor.shape.rank - 1)
+    return tf.pad(tensor, [[before, after], *rest])
+
+
+def _join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    return parts[0] if len(parts) == 1 else tf.concat(parts, -1)
+
+
+def _along_time(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
+
+
+def _pick(found: tf.Tensor, arrays: Tensors) -> tf.Tensor:
+    """Take the elements asked for along each axis after directions and batch."""
+    for path, picks in arrays.items():
+        field, _, axis = path.partition(".")
+        if field == "picks":
+            found = tf.gather(found, picks, axis=2 + int(axis))
+    return found

@@ -1,0 +1,326 @@
+"""How a Jacobian is computed: forwards or backwards, over which steps, in which pieces. No tensor is touched.
+
+A pass is one direction through the model: forward mode takes one per element of the `wrt` slice, reverse mode one per
+element of the `of` slice, and all samples of a batch share it. What a pass costs is the steps it runs, so both modes
+are compared by passes times steps; see Griewank and Walther, Evaluating Derivatives (doi:10.1137/1.9780898717761),
+ch. 7.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from app.operators._slices import Selection
+from models.signature import Array
+
+MODES = ("forward", "reverse")
+
+# Copies of a direction's numbers at every step that a pass holds at once.
+_COPIES = 2
+
+# Into how many pieces a window is cut so that each direction starts late, and how much work makes that worth while:
+# a piece more is a loop more to trace and to compile.
+_PIECES = 8
+_WORTH_PIECES = 5e7
+
+Range = tuple[int, int]
+
+
+def ranges(arrays: Sequence[Array]) -> list[str]:
+    """Tell which range each of several states takes up side by side, such as `lstm.c[64:128]`."""
+    found: list[str] = []
+    end = 0
+    for array in arrays:
+        start, end = end, end + (array.shape[-1] or 0)
+        found.append(f"{array.name.partition('.')[2]}[{start}:{end}]")
+    return found
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a Jacobian: a slice of one array, or of several states side by side.
+
+    Attributes:
+        arrays: the model's arrays; several only for a group of states, joined along their only axis.
+        selection: what is taken, along the axes without the batch.
+        batched: False for a parameter, which has no batch axis.
+        timed: the first axis is the time of a model in which step t knows nothing of what comes later.
+    """
+
+    arrays: tuple[Array, ...]
+    selection: Selection
+    batched: bool
+    timed: bool
+
+    @property
+    def count(self) -> int:
+        """Elements of the slice, which are directions."""
+        return self.selection.count
+
+    @property
+    def per_step(self) -> int:
+        """Elements of the slice at one time step."""
+        return prod(self.selection.shape[1:] if self.selection.kept[0] else self.selection.shape) if self.timed else 0
+
+    @cached_property
+    def order(self) -> list[str] | None:
+        """The range that each of several arrays takes up, such as `lstm.c[3:6]`."""
+        if len(self.arrays) == 1:
+            return None
+        return ranges(self.arrays)
+
+    def times(self, part: Range) -> np.ndarray:
+        """Return the time step of each element in a part of the slice."""
+        pick = self.selection.picks[0]
+        return pick.start + pick.step * (np.arange(*part) // self.per_step)
+
+    def span(self, part: Range) -> Range:
+        """Return the first time step in a part of the slice, and the one after the last."""
+        pick = self.selection.picks[0]
+        ends = [pick.start + pick.step * (i // self.per_step) for i in (part[0], part[1] - 1)]
+        return min(ends), max(ends) + 1
+
+    def cover(self, part: Range) -> Range:
+        """Widen a part of the slice to whole time steps, or to everything if there are none."""
+        step = self.per_step or self.count
+        return part[0] // step * step, -(-part[1] // step) * step
+
+    def within(self, part: Range, window: Range) -> Range:
+        """Return those of a part of the slice whose time lies in a window; times rise or fall, so it is a range."""
+        if not self.timed:
+            return part
+        times = self.times(part)
+        inside = np.flatnonzero((times >= window[0]) & (times < window[1]))
+        return (part[0] + int(inside[0]), part[0] + int(inside[-1]) + 1) if inside.size else (part[0], part[0])
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive steps of a window that are run alike.
+
+    Attributes:
+        length: how many; None for whatever the window has besides the other pieces.
+        begin: how many directions begin in it; None for all.
+        moving: whether `wrt` has elements in it, or in every step.
+        seen: whether `of` has elements in it.
+    """
+
+    length: int | None
+    begin: int | None
+    moving: bool
+    seen: bool
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One run of one program.
+
+    Attributes:
+        samples: the first, and the one to stop before.
+        rows: likewise, elements of `of`.
+        columns: likewise, elements of `wrt`; all others are known to be zero.
+        window: the steps that are run.
+        pieces: what the window consists of.
+    """
+
+    samples: Range
+    rows: Range
+    columns: Range
+    window: Range
+    pieces: tuple[Piece, ...]
+
+    def directions(self, mode: str) -> int:
+        """How many passes there are per sample."""
+        start, stop = self.columns if mode == "forward" else self.rows
+        return stop - start
+
+    def steps(self, mode: str) -> int:
+        """Passes times steps per sample, each pass counted from where it begins."""
+        total, alive = 0, 0
+        rest = self.window[1] - self.window[0] - sum(p.length or 0 for p in self.pieces)
+        for piece in self.pieces:
+            alive = self.directions(mode) if piece.begin is None else alive + piece.begin
+            total += alive * (rest if piece.length is None else piece.length)
+        return total
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of the answer that is contiguous in it, and the chunks it is put together from."""
+
+    samples: Range
+    rows: Range
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be planned.
+
+    Attributes:
+        of: the side that is differentiated.
+        wrt: the side with respect to which.
+        batch: how many samples.
+        length: how many time steps; 1 if there is no such axis.
+        causal: whether step t knows nothing of what comes later.
+        stepwise: whether the model can start anywhere, given its states.
+        width: numbers that a pass holds per step and sample.
+        flops: floating-point operations per pass, step and sample.
+        dtype: of the answer.
+        budget: bytes that a chunk may hold, and so may a block.
+    """
+
+    of: Side
+    wrt: Side
+    batch: int
+    length: int
+    causal: bool
+    stepwise: bool
+    width: int
+    flops: int
+    dtype: str
+    budget: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The Jacobian's shape."""
+        return (self.batch, *self.of.selection.shape, *self.wrt.selection.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per number."""
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """The Jacobian's size."""
+        return prod(self.shape) * self.itemsize
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A mode, and the blocks in the order of the answer.
+
+    Attributes:
+        mode: `forward` or `reverse`.
+        passes: directions through the model, per sample.
+        steps: steps that all of these run together, per sample.
+        why: the reason for the mode.
+        blocks: what to compute.
+    """
+
+    mode: str
+    passes: int
+    steps: int
+    why: str
+    blocks: tuple[Block, ...]
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """All chunks, in order."""
+        return [chunk for block in self.blocks for chunk in block.chunks]
+
+
+def make_plan(task: Task, mode: str = "auto") -> Plan:
+    """Choose a mode, unless it is given, and cut the work into blocks and chunks."""
+    plans = {m: _plan(task, m) for m in (MODES if mode == "auto" else [mode])}
+    chosen = min(plans.values(), key=lambda plan: plan.steps)  # the first, forward, of equals
+    if mode != "auto":
+        return replace(chosen, why=f"{mode} mode was asked for")
+    other = next(plan for plan in plans.values() if plan is not chosen)
+    costs = [f"{plan.mode} mode takes {plan.passes} passes over {plan.steps} steps" for plan in (chosen, other)]
+    return replace(chosen, why=f"{costs[0]} per sample, {costs[1]}")
+
+
+def _plan(task: Task, mode: str) -> Plan:
+    blocks = tuple(_blocks(task, mode))
+    totals = [0, 0]
+    for block in blocks:
+        for chunk in block.chunks:
+            samples = chunk.samples[1] - chunk.samples[0]
+            totals[0] += samples * chunk.directions(mode)
+            totals[1] += samples * chunk.steps(mode)
+    return Plan(mode, totals[0] // task.batch, totals[1] // task.batch, "", blocks)
+
+
+def _blocks(task: Task, mode: str) -> Iterator[Block]:
+    rows, columns = task.of.count, task.wrt.count
+    per_sample = rows * columns * task.itemsize
+    most_rows = rows if per_sample <= task.budget else max(1, task.budget // (columns * task.itemsize))
+    parts = list(_split(0, rows, most_rows, task.of.per_step))
+    made: dict[tuple[int, Range], list[Chunk]] = {}
+    for start, stop in _split(0, task.batch, max(1, task.budget // per_sample)):
+        for part in parts:
+            key = stop - start, part
+            if key not in made:
+                made[key] = list(_chunks(task, mode, stop - start, part))
+            moved = [replace(c, samples=(c.samples[0] + start, c.samples[1] + start)) for c in made[key]]
+            yield Block((start, stop), part, tuple(moved))
+
+
+def _chunks(task: Task, mode: str, samples: int, rows: Range) -> Iterator[Chunk]:
+    forward = mode == "forward"
+    everything = (0, task.wrt.count)
+    side, start, stop = (task.wrt, *everything) if forward else (task.of, *rows)
+    first, last = _window(task, rows, everything)
+    most = max(1, task.budget // (task.width * task.itemsize * _COPIES * max(1, last - first)))
+    # A parameter's cotangent is summed over the batch, so reverse mode takes each sample alone.
+    alone = not forward and not task.wrt.batched
+    for part in _split(0, samples, 1 if alone else max(1, most // (stop - start))):
+        for directions in _split(start, stop, most, side.per_step):
+            r, c = (rows, directions) if forward else (directions, everything)
+            window = _window(task, r, c)
+            r, c = (s.within(p, window) if task.causal else p for s, p in ((task.of, r), (task.wrt, c)))
+            if r[1] > r[0] and c[1] > c[0]:
+                whole = directions == (0, side.count)
+                yield Chunk(part, r, c, window, _pieces(task, mode, r, c, window, whole))
+
+
+def _window(task: Task, rows: Range, columns: Range) -> Range:
+    """Find the steps between the first that moves and the last that is asked for."""
+    start, stop = 0, task.length
+    if task.stepwise and task.wrt.timed:
+        start = task.wrt.span(columns)[0]
+    if task.causal and task.of.timed:
+        stop = task.of.span(rows)[1]
+    return start, max(start, stop)
+
+
+def _pieces(task: Task, mode: str, rows: Range, columns: Range, window: Range, whole: bool) -> tuple[Piece, ...]:
+    """Cut a window where directions begin and where outputs do.
+
+    Programs are made for the lengths of pieces, except one, so chunks of a long series are cut alike.
+    """
+    start, stop = window
+    if not task.stepwise or stop - start < 2:
+        return (Piece(None, None, moving=True, seen=True),)
+    if mode == "forward" and task.wrt.timed:
+        times = task.wrt.times(columns)
+        end = int(times.max()) + 1
+        worth = task.flops * times.size * (stop - start) > _WORTH_PIECES
+        count = min(_PIECES, end - start) if whole and worth and (np.diff(times) >= 0).all() else 1
+        ends = [b for _, b in _split(start, end, -(-(end - start) // count))]
+        found, last = [], start
+        for b in ends:
+            begin = None if count == 1 else int(((times >= last) & (times < b)).sum())
+            found.append(Piece(b - last, begin, moving=True, seen=task.of.timed or b == stop))
+            last = b
+        rest = Piece(None, None if count == 1 else 0, moving=False, seen=True)
+        return (*found, rest) if end < stop else (*found[:-1], replace(found[-1], length=None))
+    span = stop - task.of.span(rows)[0] if task.of.timed else 1
+    if span > (stop - start) // 2:
+        return (Piece(None, None, moving=True, seen=True),)
+    return Piece(None, None, moving=True, seen=False), Piece(span, None, moving=True, seen=True)
+
+
+def _split(start: int, stop: int, most: int, multiple: int = 1) -> Iterator[Range]:
+    """Cut a range into parts of at most `most`, as equal as can be, at multiples if that is possible."""
+    unit = multiple if 1 < multiple <= most else 1
+    count = -(-(stop - start) // max(unit, most - most % unit))
+    size = -(-(stop - start) // count)
+    size += -size % unit
+    for a in range(start, stop, size):
+        yield a, min(a + size, stop)

@@ -1,0 +1,265 @@
+"""`POST /jacobian`: one block of the Jacobian of each sample, `[b, i, j] = d of[b, i] / d wrt[b, j]`."""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from app.calls import Call
+from app.operators import _programs as programs
+from app.operators import _reading as reading
+from app.operators._chunks import Slab, Tensors
+from app.operators._operator import Arrays, Item, Job, Whole, Work
+from app.operators._plan import MODES, Block, Chunk, Plan, Side, Task, make_plan
+from app.operators._slices import Slice, parse, select
+from models.model import Model
+from pushforward.errors import NotDifferentiable, UnknownName
+
+# What a chunk may hold at once, and a block.
+CHUNK_BYTES = 2**28
+
+SLICE = "an array's name and NumPy's basic indexing of its axes without the batch axis, such as `y[-1, :]`"
+
+
+class _Jacobian:
+    name = "jacobian"
+    summary = "A block of the Jacobian of each sample"
+    description = (
+        f"`of` and `wrt` are slices: {SLICE}. An integer drops its axis; axes at the end may be left out. The answer "
+        "has the shape `(batch, *of, *wrt)`, entry `[b, i, j]` is d of[b, i] / d wrt[b, j], and `axes` names its axes. "
+        "`state` and `state.<layer>` are all states, and all of a layer's, side by side in the order that `order` "
+        "tells. With `plan` nothing is computed: `info` tells shape, bytes, mode, passes and an estimate of seconds. "
+        "A large Jacobian as safetensors is sent while it is computed."
+    )
+    request_fields: Sequence[str] = ("inputs",)
+    response_fields: Sequence[str] = ("jacobian",)
+    options: Mapping[str, Mapping[str, Any]] = {
+        "of": {"type": "string", "description": f"What is differentiated, on the output side: {SLICE}."},
+        "wrt": {"type": "string", "description": f"With respect to what, on the input side: {SLICE}."},
+        "mode": {
+            "enum": ["auto", *MODES],
+            "default": "auto",
+            "description": "forward: a pass per element of `wrt`; reverse: one per element of `of`; auto: the cheaper.",
+        },
+        "plan": {"type": "boolean", "default": False, "description": "Only tell what would be computed."},
+    }
+    required: Sequence[str] = ("inputs", "of", "wrt")
+    quick = False
+    answer_members: Mapping[str, Mapping[str, Any]] = {
+        "axes": {"type": "array", "items": {"type": "string"}, "description": "The name of each axis."},
+        "order": {
+            "type": "object",
+            "description": "For a side of several states: the range of each along its axis, such as `lstm.c[64:128]`.",
+        },
+    }
+
+    def prepare(self, model: Model, call: Call) -> Job:
+        casts: list[str] = []
+        feeds = reading.read_inputs(model, call, casts)
+        of = self._side(model, parse(call.options.get("of"), "of"), "of", feeds)
+        wrt = self._side(model, parse(call.options.get("wrt"), "wrt"), "wrt", feeds)
+        mode = call.options.get("mode", "auto")
+        if mode not in ("auto", *MODES):
+            raise UnknownName(
+                f"there is no such mode; there are: auto, {', '.join(MODES)}",
+                path="mode",
+                expected=["auto", *MODES],
+                received=mode[:80] if isinstance(mode, str) else type(mode).__name__,
+            )
+        signature = model.signature
+        sequences = [a.name for a in signature.inputs if "time" in a.axes]
+        task = Task(
+            of=of,
+            wrt=wrt,
+            batch=next(iter(feeds.values())).shape[0],
+            length=feeds[f"inputs.{sequences[0]}"].shape[1] if len(sequences) == 1 else 1,
+            causal=signature.causal and signature.one_length,
+            stepwise=signature.obstacle is None,
+            width=_width(model),
+            flops=2 * sum(prod(n or 1 for n in p.shape) for p in signature.parameters),
+            dtype=of.arrays[0].dtype,
+            budget=CHUNK_BYTES,
+        )
+        plan = make_plan(task, mode)
+        run = _Run(model, feeds, task, plan, casts)
+        axes = ["batch", *of.selection.labels, *wrt.selection.labels]
+        order = {name: side.order for name, side in (("of", of), ("wrt", wrt)) if side.order}
+        return Job(
+            steps=run.steps,
+            rows=plan.passes * task.batch,
+            strategy="scan",
+            casts=casts,
+            whole=Whole("jacobian", task.shape, task.dtype),
+            flops=task.flops * plan.steps * task.batch,
+            info={
+                "mode": plan.mode,
+                "passes": plan.passes,
+                "steps": plan.steps,
+                "chunks": len(plan.chunks),
+                "shape": list(task.shape),
+                "bytes": task.nbytes,
+                "why": plan.why,
+            },
+            extra={"axes": axes, **({"order": order} if order else {})},
+            plan_only=reading.read_flag(call, "plan"),
+        )
+
+    def example(self, model: Model) -> dict[str, Any]:
+        return {
+            "model": model.name,
+            "inputs": reading.example_input(model),
+            "of": model.signature.outputs[0].name,
+            "wrt": reading.example_source(model).name,
+        }
+
+    def _side(self, model: Model, part: Slice, path: str, feeds: reading.Feeds) -> Side:
+        signature = model.signature
+        arrays = signature.group(part.name, path == "wrt")
+        if not arrays:
+            found = signature.target(part.name, path) if path == "of" else signature.source(part.name, path)
+            if not found.differentiable:
+                raise NotDifferentiable(f"{found.name} holds {found.dtype}, which has no derivative", path=path)
+            arrays = [found]
+        sized = [reading.sized(a, feeds, model) for a in arrays]
+        batched = sized[0].axes[:1] == ("batch",)
+        sizes, axes = sized[0].shape[batched:], sized[0].axes[batched:]
+        if len(sized) > 1:
+            sizes = (sum(a.shape[-1] or 0 for a in sized),)
+        if None in sizes:
+            sizes = model.sizes(part.name, {p.partition(".")[2]: f for p, f in feeds.items()})
+        selection = select(part, axes, [n or 0 for n in sizes], path)
+        timed = signature.causal and signature.one_length and batched and axes[:1] == ("time",)
+        return Side(tuple(sized), selection, batched, timed)
+
+
+def _width(model: Model) -> int:
+    """Count the numbers that a direction has at each step: those of inputs, states and outputs."""
+    s = model.signature
+    arrays = [*s.inputs, *s.hidden, *s.outputs]
+    return sum(prod(n for n in a.shape[1:] if n is not None) for a in arrays)
+
+
+@dataclass
+class _Run:
+    """Computes a planned Jacobian: yields the works to be done, and each block when it is complete."""
+
+    model: Model
+    feeds: reading.Feeds
+    task: Task
+    plan: Plan
+    casts: list[str]
+    states: tuple[tuple[int, int], Arrays] | None = field(default=None)
+
+    def steps(self) -> Generator[Item, Arrays, None]:
+        compile = len({self._size(chunk) for chunk in self.plan.chunks}) <= 2
+        for block in self.plan.blocks:
+            yield (yield from self._block(block, compile))
+
+    def _size(self, chunk: Chunk) -> tuple[int, ...]:
+        spans = (chunk.samples, chunk.window, chunk.rows if self.plan.mode == "reverse" else chunk.columns)
+        return tuple(stop - start for start, stop in spans)
+
+    def _block(self, block: Block, compile: bool) -> Generator[Work, Arrays, np.ndarray]:
+        samples, rows, columns = block.samples, block.rows, self.task.wrt.count
+        shape = (samples[1] - samples[0], rows[1] - rows[0], columns)
+        found = None
+        for chunk in block.chunks:
+            before = yield from self._before(chunk)
+            part = self._trim(chunk, (yield self._work(chunk, before, compile))["block"])
+            if part.shape == shape:
+                return part
+            found = np.zeros(shape, self.task.dtype) if found is None else found
+            at = [(chunk.samples, samples[0]), (chunk.rows, rows[0]), (chunk.columns, 0)]
+            found[tuple(slice(start - o, stop - o) for (start, stop), o in at)] = part
+        return np.zeros(shape, self.task.dtype) if found is None else found
+
+    def _trim(self, chunk: Chunk, block: np.ndarray) -> np.ndarray:
+        """Make a program's result `(samples, rows, columns)`; of the side without directions it holds whole steps."""
+        covers = [(chunk.rows, chunk.rows), (chunk.columns, chunk.columns)]
+        other = 0 if self.plan.mode == "forward" else 1
+        covers[other] = (covers[other][0], (self.task.of, self.task.wrt)[other].cover(covers[other][0]))
+        sizes = [stop - start for _, (start, stop) in covers]
+        rows, columns = (slice(part[0] - cover[0], part[1] - cover[0]) for part, cover in covers)
+        return block.reshape(-1, *sizes)[:, rows, columns]
+
+    def _before(self, chunk: Chunk) -> Generator[Work, Arrays, dict[str, np.ndarray]]:
+        """Return the states that a window begins with: those of the request, or those after the steps before."""
+        start = chunk.window[0]
+        if start == 0:
+            return {p: a for p, a in self._samples(chunk).items() if p.startswith("inputs.state.")}
+        if self.states is None or self.states[0] != chunk.samples:
+            self.states = chunk.samples, (yield self._states(chunk))
+        signature = self.model.signature
+        names = {s.name: "hidden." + s.name.partition(".")[2] for s in signature.states}
+        return {f"inputs.{s}": self.states[1][h][:, start - 1] for s, h in names.items()}
+
+    def _states(self, chunk: Chunk) -> Work:
+        names = ["hidden." + s.name.partition(".")[2] for s in self.model.signature.states]
+        # For all chunks of these samples, so up to the last beginning of any.
+        stop = max(c.window[0] for c in self.plan.chunks)
+        feeds = self._cut(self._samples(chunk), 0, stop)
+
+        def program(arrays: Tensors) -> Tensors:
+            return self.model.run(programs.primals_of(arrays), names)
+
+        return self._as_work(("states",), program, feeds, reading.free_shapes(self.model, feeds), compile=False)
+
+    def _work(self, chunk: Chunk, before: Arrays, compile: bool) -> Work:
+        task, mode = self.task, self.plan.mode
+        start, stop = chunk.window
+        feeds = {p: a for p, a in self._samples(chunk).items() if not p.startswith("inputs.state.")}
+        feeds = {**(self._cut(feeds, start, stop) if task.causal else feeds), **before}
+        many = 1 << (chunk.directions(mode) - 1).bit_length()
+        slab = Slab(self.model, task.of, task.wrt, chunk.pieces, many)
+        # The first piece that is seen begins the steps of `of`.
+        unseen = next(i for i, piece in enumerate(chunk.pieces) if piece.seen)
+        lengths = [piece.length for piece in chunk.pieces]
+        free = stop - start - sum(n or 0 for n in lengths)
+        origin = {"of": start + sum(free if n is None else n for n in lengths[:unseen]), "wrt": start}
+        here, other = ("wrt", "of") if mode == "forward" else ("of", "wrt")
+        side, parts = {"of": task.of, "wrt": task.wrt}, {"of": chunk.rows, "wrt": chunk.columns}
+        directions = side[here].selection.elements(*parts[here])
+        if side[here].timed:
+            directions[:, 0] -= origin[here]
+        arrays = {**feeds, "directions": directions.astype(np.int32)}
+        full = side[other].selection.sizes
+        for axis, pick in enumerate(_picks(side[other], parts[other], origin[other])):
+            size = full[axis]
+            if side[other].timed and axis == 0:
+                size = stop - start if mode == "reverse" else stop - origin["of"]
+            if not np.array_equal(pick, np.arange(size)):
+                arrays[f"picks.{axis}"] = pick.astype(np.int32)
+        shapes: dict[str, tuple[int | None, ...]] = {p: a.shape for p, a in arrays.items()}
+        shapes |= {p: (None, *a.shape[1:]) for p, a in arrays.items() if p.startswith(("directions", "picks."))}
+        for a in self.model.signature.inputs:
+            if "time" in a.axes:
+                path = f"inputs.{a.name}"
+                shapes[path] = (arrays[path].shape[0], None, *arrays[path].shape[2:])
+        program = slab.forward if mode == "forward" else slab.reverse
+        return self._as_work((mode, slab.key), program, arrays, shapes, compile)
+
+    def _as_work(
+        self, key: Any, program: Any, feeds: Arrays, shapes: Mapping[str, tuple[int | None, ...]], compile: bool
+    ) -> Work:
+        return Work(key, lambda: program, feeds, shapes, rows=1, strategy="scan", casts=[], compile=compile)
+
+    def _samples(self, chunk: Chunk) -> dict[str, np.ndarray]:
+        return {path: array[slice(*chunk.samples)] for path, array in self.feeds.items()}
+
+    def _cut(self, feeds: Arrays, start: int, stop: int) -> dict[str, np.ndarray]:
+        timed = {f"inputs.{a.name}" for a in self.model.signature.inputs if "time" in a.axes}
+        return {path: array[:, start:stop] if path in timed else array for path, array in feeds.items()}
+
+
+def _picks(side: Side, part: tuple[int, int], origin: int) -> list[np.ndarray]:
+    """Return the indices along each axis of a part of a slice that is whole but for some of its first axis."""
+    picks = [np.asarray(pick) for pick in side.selection.picks]
+    if side.timed:
+        picks[0] = np.unique(side.times(part)) - origin
+        picks[0] = picks[0][::-1] if side.selection.picks[0].step < 0 else picks[0]
+    return picks
+
+
+OPERATOR = _Jacobian()
