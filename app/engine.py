@@ -164,13 +164,7 @@ class Engine:
     async def _compute(
         self, model: Model, operator: str, job: Job, usage: Usage
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        items = await self._runs.gather(model, operator, job.steps, usage)
-        if job.whole is None:
-            arrays = {path: array for item in items for path, array in item.items()}
-        else:
-            parts = [part.reshape(-1) for part in items]
-            joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            arrays = {job.whole.field: joined.reshape(job.whole.shape)}
+        arrays = job.joined(await self._runs.gather(model, operator, job.steps, usage))
         if job.check is None:
             return arrays, {}
         (findings,) = await self._runs.gather(model, operator, partial(_checking, job.check, arrays), usage)
@@ -216,7 +210,12 @@ class Engine:
         for path, array in found.items():
             field, _, name = path.partition(".")
             arrays.setdefault(field, {})[name] = array
-        first = {"strategy": job.strategy, "dtype": model.dtype, "device": self._device, "rows": job.rows}
+        first: dict[str, Any] = {
+            "strategy": job.strategy,
+            "dtype": model.dtype,
+            "device": self._device,
+            "rows": job.rows,
+        }
         if job.flops:
             first["seconds"] = float(f"{self._runs.seconds(job.flops):.3g}")
         info = {**first, **job.info, **info, "casts": list(job.casts)}

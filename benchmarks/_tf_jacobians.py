@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import app.operators
 from app.calls import Call
-from app.operators._operator import Operator
+from app.operators._operator import Job, Work
 from app.programs import Programs
 from benchmarks._worker import Arrays, Program, serve
 from models.model import Model
@@ -67,13 +67,18 @@ def make(ask: Ask, arrays: Arrays) -> Model:
     return Model("m", network)
 
 
-def run_job(programs: Programs, model: Model, operator: Operator, call: Call) -> dict[str, np.ndarray]:
-    """Answer a call as the server does, without its queue and its thread; return its arrays by path."""
-    # TO BE COMPLETED: jobs of `jacobian` and `transitions` run by `compute(programs, model, operator, job)`; this way
-    # goes for the operators whose `prepare` gives a Work. The paths are those in `Ask.answers`.
-    job = operator.prepare(model, call)
-    found, _ = programs.run(model, operator.name, job)
-    return found
+def run_job(programs: Programs, model: Model, operator: str, job: Job) -> dict[str, np.ndarray]:
+    """Run a checked call as the server does, without its queue and its thread; return its arrays by path."""
+    steps = job.steps()
+    item, items = next(steps, None), []
+    while item is not None:
+        if isinstance(item, Work):
+            found, _ = programs.run(model, operator, item)
+            item = steps.send(found)
+        else:
+            items.append(item)
+            item = next(steps, None)
+    return job.joined(items)
 
 
 def build(variant: str, operator: str, arrays: Arrays) -> Program:
@@ -83,10 +88,10 @@ def build(variant: str, operator: str, arrays: Arrays) -> Program:
     states = np.split(arrays["state"], len(ask.slots), axis=-1)
     prefix = f"state.{ask.layer.__name__.lower()}"
     inputs = {"x": arrays["x"], **{f"{prefix}.{slot}": s for slot, s in zip(ask.slots, states, strict=True)}}
-    call = Call(model.name, ask.operator, {"inputs": inputs}, ask.options)
+    job = ran.prepare(model, Call(model.name, ask.operator, {"inputs": inputs}, ask.options))
 
     def program() -> list[np.ndarray]:
-        found = run_job(programs, model, ran, call)
+        found = run_job(programs, model, ask.operator, job)
         # At given states the trajectory is one step long, and JAX's user has no axis for it.
         return [found[path][:, 0] if operator == "e1" else found[path] for path in ask.answers]
 

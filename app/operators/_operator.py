@@ -95,6 +95,14 @@ class Job:
     plan_only: bool = False
     check: Check | None = None
 
+    def joined(self, items: Sequence[Any]) -> dict[str, np.ndarray]:
+        """Put together all arrays that the steps have yielded."""
+        if self.whole is None:
+            return {path: array for item in items for path, array in item.items()}
+        parts = [part.reshape(-1) for part in items]
+        joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return {self.whole.field: joined.reshape(self.whole.shape)}
+
     @classmethod
     def of(cls, work: Work, check: Check | None = None) -> "Job":
         """Make the job of a single work, whose arrays are the answer's."""
