@@ -1,7 +1,7 @@
 """The tensor programs of Jacobians: one chunk, forwards or backwards, over the pieces of a window.
 
-A model that runs step by step is run piece by piece, its states handed on. So directions that begin late are not
-carried before, outputs that nobody asked for are not computed, and one-hot directions are arrays over one piece only.
+A model that runs step by step is run piece by piece, its states handed on. So outputs that nobody asked for are not
+computed, and one-hot directions are arrays over the piece that they move.
 """
 
 from collections.abc import Hashable, Sequence
@@ -45,7 +45,7 @@ class Slab:
     def key(self) -> Hashable:
         """What the program depends on, besides the shapes of what it takes."""
         fixed = not self.model.signature.one_length
-        sides = [(_names(s), s.timed, s.selection.sizes if fixed else None) for s in (self.of, self.wrt)]
+        sides = [(names(s), s.timed, s.selection.sizes if fixed else None) for s in (self.of, self.wrt)]
         return (*sides, self.pieces, self.many)
 
     def forward(self, arrays: Tensors) -> Tensors:
@@ -54,49 +54,39 @@ class Slab:
         batch = _batch(inputs)
         states = {n: t for n, t in inputs.items() if n in self._states}
         carried: Tensors = {}
-        alive: Size = 0
-        parts: list[tuple[Size, tf.Tensor]] = []
-        for i, (piece, (start, stop)) in enumerate(zip(self.pieces, self._bounds(inputs), strict=True)):
+        parts: list[tf.Tensor] = []
+        for i, (start, stop) in enumerate(self._bounds(inputs)):
             given = {**self._cut(inputs, start, stop), **states}
             tangents = dict(carried)
-            if self._every_piece or (i == 0 and not self._by_step):
-                tangents |= _one_hot(directions, self.wrt, batch, stop - start)
-                alive = tf.shape(directions)[0]
-            elif self._by_step and piece.moving and piece.begin != 0:
-                new = directions if piece.begin is None else directions[alive : alive + piece.begin]
-                fresh = _one_hot(new, self.wrt, batch, stop - start, start)
-                count = tf.shape(new)[0] if piece.begin is None else piece.begin
-                tangents = {n: _pad(t, 0, count) for n, t in carried.items()}
-                tangents |= {n: _pad(t, alive, 0) for n, t in fresh.items()}
-                alive = count if piece.begin is None else alive + piece.begin
+            if i == 0 or self._every_piece:
+                tangents |= one_hot(directions, self.wrt, batch, stop - start)
             wanted = self._wanted(i)
             outputs = [*wanted, *(n for n in self._handed_on(i) if n not in wanted)]
-            found, pushed = self._push(given, tangents, outputs, alive)
-            if wanted:
-                parts.append((alive, _join([pushed[n] for n in wanted])))
+            found, pushed = self._push(given, tangents, outputs, tf.shape(directions)[0])
+            parts += [_join([pushed[n] for n in wanted])] if wanted else []
             states = {n: found[n] for n in self._handed_on(i)}
             carried = {n: pushed[n] for n in self._handed_on(i)}
-        whole = [_pad(t, 0, alive - count) for count, t in parts]
-        block = _pick(whole[0] if len(whole) == 1 else tf.concat(whole, 2), arrays)
+        block = pick(_along_time(parts, 2), arrays)
         return {"block": tf.transpose(block, [*range(1, block.shape.rank), 0])}
 
     def reverse(self, arrays: Tensors) -> Tensors:
         """Pull one-hot cotangents of `of` back."""
         directions, inputs = arrays["directions"], programs.primals_of(arrays)
         bounds = self._bounds(inputs)
+        initial = {n: t for n, t in inputs.items() if n in self._states}
         sources: Tensors = {}
         for i, (start, stop) in enumerate(bounds):
-            given = self._cut(inputs, start, stop)
-            for name in _names(self.wrt):
+            given = {**self._cut(inputs, start, stop), **initial}
+            for name in names(self.wrt):
                 if i == 0 or self._by_step:
                     sources[f"{name}@{i}"] = tf.identity(self._value(name, given))
         seen = [i for i in range(len(self.pieces)) if self._wanted(i)]
 
         def run(point: Tensors) -> Tensors:
-            states = {n: t for n, t in inputs.items() if n in self._states}
+            states = initial
             parts: list[Tensors] = []
             for i, (start, stop) in enumerate(bounds):
-                moving = {n: f"{n}@{i if self._by_step else 0}" for n in _names(self.wrt)}
+                moving = {n: f"{n}@{i if self._by_step else 0}" for n in names(self.wrt)}
                 if i and not self._by_step and not self._every_piece:
                     moving = {}
                 given = {**self._cut(inputs, start, stop), **states, **{n: point[at] for n, at in moving.items()}}
@@ -105,17 +95,17 @@ class Slab:
                 found = self.model.run(given, outputs, directions=self.many)
                 states = {n: found[n] for n in self._handed_on(i)}
                 parts += [{n: found[n] for n in wanted}] if wanted else []
-            return {n: _along_time([part[n] for part in parts], 1) for n in _names(self.of)}
+            return {n: _along_time([part[n] for part in parts], 1) for n in names(self.of)}
 
         length = bounds[seen[-1]][1] - bounds[seen[0]][0]
-        cotangents = _one_hot(directions, self.of, _batch(inputs), length)
+        cotangents = one_hot(directions, self.of, _batch(inputs), length)
         _, pulled = programs.pull(run, sources, cotangents, list(sources), stacked=True)
         columns = []
-        for name in _names(self.wrt):
+        for name in names(self.wrt):
             found = [pulled[at] for at in sources if at.rpartition("@")[0] == name]
             # A parameter's cotangent is that of the one sample there is.
             columns.append(_along_time(found, 2) if self.wrt.batched else found[0][:, tf.newaxis])
-        block = _pick(_join(columns), arrays)
+        block = pick(_join(columns), arrays)
         return {"block": tf.transpose(block, [1, 0, *range(2, block.shape.rank)])}
 
     @property
@@ -124,7 +114,7 @@ class Slab:
 
     @property
     def _every_piece(self) -> bool:
-        return not self._by_step and not set(_names(self.wrt)) <= set(self._states)
+        return not self._by_step and not set(names(self.wrt)) <= set(self._states)
 
     @property
     def _states(self) -> list[str]:
@@ -135,7 +125,7 @@ class Slab:
 
     def _wanted(self, piece: int) -> list[str]:
         last = piece == len(self.pieces) - 1
-        return list(_names(self.of)) if self.pieces[piece].seen and (self.of.timed or last) else []
+        return list(names(self.of)) if self.pieces[piece].seen and (self.of.timed or last) else []
 
     def _value(self, name: str, given: Tensors) -> tf.Tensor:
         return given[name] if name in given else self.model.default(name, given)
@@ -159,8 +149,8 @@ class Slab:
     def _cut(self, inputs: Tensors, start: Size, stop: Size) -> Tensors:
         if len(self.pieces) == 1:
             return inputs
-        names = self._sequences()
-        return {n: t[:, start:stop] if n in names else t for n, t in inputs.items() if n not in self._states}
+        timed = self._sequences()
+        return {n: t[:, start:stop] if n in timed else t for n, t in inputs.items() if n not in self._states}
 
     def _push(self, given: Tensors, tangents: Tensors, outputs: Sequence[str], alive: Size) -> tuple[Tensors, Tensors]:
         if not outputs:
@@ -176,7 +166,8 @@ class Slab:
         return programs.push(run, point, tangents, stacked=True)
 
 
-def _names(side: Side) -> tuple[str, ...]:
+def names(side: Side) -> tuple[str, ...]:
+    """Return the names of a side's arrays."""
     return tuple(a.name for a in side.arrays)
 
 
@@ -185,12 +176,12 @@ def _batch(inputs: Tensors) -> Size:
     return tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
 
 
-def _one_hot(directions: tf.Tensor, side: Side, batch: Size, length: Size, start: Size = 0) -> Tensors:
+def one_hot(directions: tf.Tensor, side: Side, batch: Size, length: Size) -> Tensors:
     """Make directions `(K, [batch,] ...)`, each 1 at one element, over `length` steps; elsewhere they are zero."""
     sizes: list[Size] = [length, *side.selection.sizes[1:]] if side.timed else list(side.selection.sizes)
     flat = tf.zeros_like(directions[:, 0]) if directions.shape[1] else tf.zeros(tf.shape(directions)[:1], tf.int32)
     for axis, size in enumerate(sizes):
-        flat = flat * size + (directions[:, axis] - start if side.timed and axis == 0 else directions[:, axis])
+        flat = flat * size + directions[:, axis]
     dtype = side.arrays[0].dtype
     found = tf.reshape(tf.one_hot(flat, prod(sizes), dtype=dtype), [-1, *sizes])
     if side.batched:
@@ -204,14 +195,6 @@ def _one_hot(directions: tf.Tensor, side: Side, batch: Size, length: Size, start
     return {a.name: part for a, part in zip(side.arrays, parts, strict=True)}
 
 
-def _pad(tensor: tf.Tensor, before: Size, after: Size) -> tf.Tensor:
-    """Put directions that are zero around those there are."""
-    if isinstance(before, int) and isinstance(after, int) and before == after == 0:
-        return tensor
-    rest = [[0, 0]] * (tensor.shape.rank - 1)
-    return tf.pad(tensor, [[before, after], *rest])
-
-
 def _join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, -1)
 
@@ -220,7 +203,7 @@ def _along_time(parts: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
 
-def _pick(found: tf.Tensor, arrays: Tensors) -> tf.Tensor:
+def pick(found: tf.Tensor, arrays: Tensors) -> tf.Tensor:
     """Take the elements asked for along each axis after directions and batch."""
     for path, picks in arrays.items():
         field, _, axis = path.partition(".")
