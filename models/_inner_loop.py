@@ -11,6 +11,7 @@ from models import _tf, cells
 from models._probe import Probe, active
 from models.cells._cell import Cell
 from models.matrices import pays, recur_by_matrices
+from models.one_step import step_by_matrices
 from models.recurrence import recur
 from models.scan import cut, kept, present, scan, swap
 
@@ -40,7 +41,8 @@ def inner_loop(layer: keras.layers.RNN, sequences: tf.Tensor, initial_state: Any
     probe = active()
     nudges = _time_major_nudges(layer, states, mask, probe)
     unrolled = layer.unroll or (probe is not None and probe.unrolled)
-    run = _Run(layer, states, xs, mask, nudges, unrolled, 0 if probe is None else probe.directions)
+    along = _along(probe, states, sequences)
+    run = _Run(layer, states, xs, mask, nudges, unrolled, 0 if probe is None else probe.directions, along)
     rule = cells.find(layer.cell)
     outputs, stacks, final = _by_rule(run, rule) if rule else _by_autodiff(run, structure, training)
     # The final state of a cell with a rule is its last output, and the cotangent of it costs no array over all steps.
@@ -66,11 +68,30 @@ class _Run:
     nudges: Maybe
     unrolled: bool
     directions: int
+    along: str | None
+
+    @property
+    def is_one_step(self) -> bool:
+        return self.along is not None and self.xs.shape[0] == 1 and self.mask is None and not present(self.nudges)
+
+
+def _along(probe: Probe | None, states: Tensors, sequences: Any) -> str | None:
+    """Tell what is known of the directions of a single step, None if no such step was asked for."""
+    if probe is None or not probe.basis:
+        return None
+    for what, tensors in (("state", states), ("input", [sequences])):
+        if len(tensors) == len(probe.basis) and all(t is b for t, b in zip(tensors, probe.basis, strict=True)):
+            return what
+    return ""
 
 
 def _by_rule(run: _Run, rule: Cell) -> tuple[tf.Tensor, Tensors, Tensors]:
     layer = run.layer
     weights = rule.weights(layer.cell)
+    if run.along is not None and run.is_one_step:
+        final = step_by_matrices(rule, weights, run.states, run.xs[0], run.along)
+        stacks = [s[tf.newaxis] for s in final]
+        return stacks[0], stacks, final
     options = {"mask": run.mask, "nudges": run.nudges, "reverse": layer.go_backwards}
     if run.directions and not run.unrolled and _by_matrices_pays(run, weights):
         stacks, final = recur_by_matrices(rule, weights, run.states, run.xs, **options)

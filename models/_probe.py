@@ -25,14 +25,16 @@ class Visit:
 
 @dataclass
 class Probe:
-    """One call's wishes (`unrolled`, `directions`, `initial`, `nudges`) and findings (`visits`, by the layer's `id`).
+    """One call's wishes (all but `visits`) and findings (`visits`, by the layer's `id`).
 
-    `directions` is how many stacked tangents or cotangents will follow, 0 if that is not known; `initial` and `nudges`
-    hold a tensor or None per slot; a nudge is `(batch, time, ...)`.
+    `directions` is how many stacked tangents or cotangents will follow, 0 if that is not known; the stacked tangents of
+    `basis`, if there are any such tensors, are the identity: of their last axes side by side, for each row of a single
+    step. `initial` and `nudges` hold a tensor or None per slot; a nudge is `(batch, time, ...)`.
     """
 
     unrolled: bool = False
     directions: int = 0
+    basis: Tensors = field(default_factory=list)
     initial: dict[int, Maybe] = field(default_factory=dict)
     nudges: dict[int, Maybe] = field(default_factory=dict)
     visits: dict[int, Visit] = field(default_factory=dict)

@@ -40,6 +40,9 @@ class Model:
         for layer in _tf.sublayers(network):
             if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN | keras.layers.Bidirectional):
                 layer.stateful = False
+            if type(layer).__name__ == "Functional":
+                # It would refuse a part of a sequence whose length it fixes; `fit` checks what a request holds.
+                layer.input_spec = None
         specs, self._structure, input_names = _tf.model_inputs(network, inputs)
         self._inputs = dict(zip(input_names, specs, strict=True))
         self._places: tuple[Place, ...] = ()
@@ -54,7 +57,13 @@ class Model:
         return self.signature.dtype
 
     def run(
-        self, arrays: Mapping[str, tf.Tensor], outputs: Sequence[str], *, unrolled: bool = False, directions: int = 0
+        self,
+        arrays: Mapping[str, tf.Tensor],
+        outputs: Sequence[str],
+        *,
+        unrolled: bool = False,
+        directions: int = 0,
+        basis: Sequence[str] = (),
     ) -> Tensors:
         """Evaluate the model: a pure, differentiable function for use while a `tf.function` is traced.
 
@@ -64,11 +73,13 @@ class Model:
             unrolled: write every recurrence out step by step; time must be known.
             directions: how many stacked tangents or cotangents it will be differentiated along, if that is known: many
                 at once go another way, which is differentiable along stacked directions only.
+            basis: for a single time step, an input, or all states of a layer in order, whose stacked tangents are the
+                identity: side by side, for each row. Such a run is differentiable once, in forward mode.
 
         Returns:
             A tensor for each name in `outputs`.
         """
-        probe = Probe(unrolled=unrolled, directions=directions)
+        probe = Probe(unrolled=unrolled, directions=directions, basis=[arrays[n] for n in basis])
         for place in self._places:
             for kind, wishes in (("state", probe.initial), ("hidden", probe.nudges)):
                 given = [arrays.get(f"{kind}.{place.name}.{slot}") for slot in place.slots]
