@@ -217,6 +217,11 @@ def direct_sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     return list(layer._layers)
 
 
+def operations(layer: keras.layers.Layer) -> list[Any]:
+    """List what a functional or Sequential model calls itself, layers or not; a Sequential hides the functional one."""
+    return list(getattr(getattr(layer, "_functional", None) or layer, "operations", ()))
+
+
 def model_inputs(
     network: keras.Model, given: Sequence[tf.TensorSpec] | None
 ) -> tuple[list[tf.TensorSpec], Any, list[str]]:

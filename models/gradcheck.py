@@ -56,9 +56,26 @@ def adjoint_error(jvp: Rule, vjp: Rule, inputs: Arrays, *, wrt: Iterable[str] | 
     pushed = jvp(inputs, tangents)
     cotangents = random_like(pushed, rng)
     pulled = vjp(inputs, cotangents)
-    left, right = _inner(cotangents, pushed), _inner(pulled, tangents)
-    size = max(_norm(cotangents) * _norm(pushed), _norm(pulled) * _norm(tangents))
-    return abs(left - right) / size if size else abs(left - right)
+    return adjoint_gap(cotangents, pushed, pulled, tangents)
+
+
+def adjoint_gap(cotangents: Arrays, pushed: Arrays, pulled: Arrays, tangents: Arrays) -> float:
+    """Return |⟨u, J v⟩ - ⟨Jᵀ u, v⟩| relative to the magnitudes, NaN if anything is not finite.
+
+    Args:
+        cotangents: u.
+        pushed: J v.
+        pulled: Jᵀ u.
+        tangents: v.
+    """
+    gap = abs(inner(cotangents, pushed) - inner(pulled, tangents))
+    return relative(gap, norm(cotangents) * norm(pushed), norm(pulled) * norm(tangents))
+
+
+def relative(gap: float, *sizes: float) -> float:
+    """Divide by the largest of several sizes, or by nothing if all are 0; NaN if one of them is not finite."""
+    size = float(np.max(sizes))
+    return float("nan") if not np.isfinite(size) else gap / size if size else gap
 
 
 def central_difference(
@@ -66,24 +83,38 @@ def central_difference(
 ) -> dict[str, np.ndarray]:
     """Compute (f(x + s v) - f(x - s v)) / 2s, an approximation of the JVP good to about the square of the step.
 
-    The step that balances truncation against rounding is the cube root of the machine epsilon, scaled to x: Press et
-    al., Numerical Recipes, 3rd ed. (2007), sec. 5.7.
-
     Args:
         function: inputs to outputs.
         inputs: the point; names without a tangent stay where they are.
         tangents: the direction v.
-        step: s; if not given, chosen from the coarsest dtype among the tangents and the sizes of x and v.
+        step: s; `difference_step` if not given.
     """
     moved = {name: np.asarray(inputs[name]) for name in tangents}
     if step is None:
-        epsilon = max(np.finfo(x.dtype).eps for x in moved.values())
-        step = float(np.cbrt(epsilon)) * max(1.0, _largest(moved)) / (_largest(tangents) or 1.0)
+        step = difference_step(inputs, tangents)
     ends = [
         function({**inputs, **{n: (x + sign * step * tangents[n]).astype(x.dtype) for n, x in moved.items()}})
         for sign in (1, -1)
     ]
     return {name: (_wide(up) - _wide(ends[1][name])) / (2 * step) for name, up in ends[0].items()}
+
+
+def difference_step(inputs: Arrays, tangents: Arrays, *, dtype: str | None = None) -> float:
+    """Choose the step of a central difference.
+
+    The step that balances truncation against rounding is the cube root of the machine epsilon, scaled to x: Press et
+    al., Numerical Recipes, 3rd ed. (2007), sec. 5.7. No array of the direction moves further than that allows.
+
+    Args:
+        inputs: the point x, by at least the names of the direction.
+        tangents: the direction v.
+        dtype: the coarsest dtype computed in; if not given, the coarsest of the inputs that move.
+    """
+    moved = {name: np.asarray(inputs[name]) for name in tangents}
+    epsilon = max(np.finfo(t).eps for t in ([dtype] if dtype else [x.dtype for x in moved.values()]))
+    # Arrays that don't move allow any step.
+    sizes = [(max(1.0, largest({name: x})), largest({name: tangents[name]})) for name, x in moved.items()]
+    return float(np.cbrt(epsilon)) * min((x / v for x, v in sizes if v), default=max(x for x, _ in sizes))
 
 
 def compare(found: Arrays, wanted: Arrays, *, floor: float = 0.0) -> float:
@@ -110,6 +141,27 @@ def random_like(arrays: Arrays, rng: np.random.Generator) -> dict[str, np.ndarra
     return {n: rng.normal(size=np.shape(a)).astype(np.asarray(a).dtype) for n, a in arrays.items()}
 
 
+def inner(a: Arrays, b: Arrays) -> float:
+    """Return the inner product of two dictionaries of arrays, in double precision.
+
+    Raises:
+        ValueError: if names differ.
+    """
+    if set(a) != set(b):
+        raise ValueError(f"expected the names {sorted(b)}, got {sorted(a)}")
+    return sum(float(np.vdot(_wide(a[name]), _wide(b[name]))) for name in a)
+
+
+def norm(arrays: Arrays) -> float:
+    """Return the Euclidean norm of all arrays together."""
+    return float(np.sqrt(inner(arrays, arrays)))
+
+
+def largest(arrays: Arrays) -> float:
+    """Return the largest magnitude in any array, 0 if there is none."""
+    return max((float(np.abs(_wide(a)).max(initial=0.0)) for a in arrays.values()), default=0.0)
+
+
 def _difference(name: str, found: np.ndarray, wanted: np.ndarray, floor: float) -> float:
     if np.shape(found) != np.shape(wanted):
         raise ValueError(f"{name}: expected shape {np.shape(wanted)}, got {np.shape(found)}")
@@ -129,17 +181,3 @@ def _moving(inputs: Arrays, wrt: Iterable[str] | None) -> list[str]:
 
 def _wide(array: np.ndarray) -> np.ndarray:
     return np.asarray(array, dtype=np.float64)
-
-
-def _inner(a: Arrays, b: Arrays) -> float:
-    if set(a) != set(b):
-        raise ValueError(f"expected the names {sorted(b)}, got {sorted(a)}")
-    return sum(float(np.vdot(_wide(a[name]), _wide(b[name]))) for name in a)
-
-
-def _norm(arrays: Arrays) -> float:
-    return float(np.sqrt(_inner(arrays, arrays)))
-
-
-def _largest(arrays: Arrays) -> float:
-    return max((float(np.abs(_wide(a)).max(initial=0.0)) for a in arrays.values()), default=0.0)

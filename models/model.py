@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -9,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from models import _tf
+from models._masks import holding
 from models._names import Place, describe
 from models._probe import Probe, probing
 from models.recurrent import make_forward_safe
@@ -120,6 +122,10 @@ class Model:
             shape = tf.shape(state)
             return tf.zeros(tf.concat([[batch, time], shape[1:]], 0), dtype)
         raise KeyError(name)
+
+    def holding_masks(self) -> AbstractContextManager[None]:
+        """Make a context in which the first run makes masks and all others use the same, though their inputs differ."""
+        return holding(self._network)
 
     def sizes(self, name: str, inputs: Mapping[str, np.ndarray]) -> tuple[int, ...]:
         """Return the sizes, without the batch axis, of an array that only a run of the model tells the length of."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from app.calls import Call
+from app.operators import _check
 from app.operators import _programs as programs
 from app.operators import _reading as reading
 from app.operators._chunks import Slab, Tensors
@@ -44,6 +45,7 @@ class _Jacobian:
             "description": "forward: a pass per element of `wrt`; reverse: one per element of `of`; auto: the cheaper.",
         },
         "plan": {"type": "boolean", "default": False, "description": "Only tell what would be computed."},
+        "check": _check.OPTION,
     }
     required: Sequence[str] = ("inputs", "of", "wrt")
     quick = False
@@ -104,6 +106,7 @@ class _Jacobian:
             },
             extra={"axes": axes, **({"order": order} if order else {})},
             plan_only=reading.read_flag(call, "plan"),
+            check=_check.of_blocks(model, feeds, {"jacobian": (of, wrt)}) if reading.read_flag(call, "check") else None,
         )
 
     def example(self, model: Model) -> dict[str, Any]:

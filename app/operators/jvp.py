@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.calls import Call
+from app.operators import _check
 from app.operators import _programs as programs
 from app.operators import _reading as reading
 from app.operators._operator import Job, Tensors, Work
@@ -23,6 +24,7 @@ class _Jvp:
     options: Mapping[str, Mapping[str, Any]] = {
         "outputs": reading.outputs_option("to return with their tangents"),
         "strategy": reading.STRATEGY,
+        "check": _check.OPTION,
     }
     required: Sequence[str] = ("inputs", "tangents")
     quick = True
@@ -61,7 +63,8 @@ class _Jvp:
             strategy=strategy,
             casts=casts,
         )
-        return Job.of(work)
+        check = _check.of_tangents(model, work, count is not None) if reading.read_flag(call, "check") else None
+        return Job.of(work, check)
 
     def example(self, model: Model) -> dict[str, Any]:
         return {

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from app.calls import Call
+from app.operators import _check
 from app.operators import _programs as programs
 from app.operators import _reading as reading
 from app.operators._operator import Job, Tensors, Work
@@ -34,6 +35,7 @@ class _Vjp:
             "`param.*`. The default is every differentiable input.",
         },
         "strategy": reading.STRATEGY,
+        "check": _check.OPTION,
     }
     required: Sequence[str] = ("inputs", "cotangents")
     quick = True
@@ -67,7 +69,8 @@ class _Vjp:
             strategy=strategy,
             casts=casts,
         )
-        return Job.of(work)
+        check = _check.of_cotangents(model, work, count is not None) if reading.read_flag(call, "check") else None
+        return Job.of(work, check)
 
     def example(self, model: Model) -> dict[str, Any]:
         signature = model.signature
