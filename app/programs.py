@@ -124,7 +124,7 @@ class Programs:
             try:
                 found = _trace(work, work.shapes, jit=False)
             except ValueError as error:
-                if not work.exact:
+                if work.strategy != "unrolled":
                     raise
                 # A program for these very sizes that can't even be written: an ordinary one would refuse them, too.
                 raise _refusal(model, str(error)) from error
@@ -141,7 +141,8 @@ def _keys(model: Model, operator: str, work: Work) -> tuple[Hashable, Hashable]:
 
 
 def _arrays(found: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
-    return {path: tensor.numpy() for path, tensor in found.items()}
+    # Views of the tensors' memory, read-only; `numpy()` copies.
+    return {path: np.asarray(memoryview(tensor)) for path, tensor in found.items()}
 
 
 def _refusal(model: Model, message: str) -> InvalidArray:

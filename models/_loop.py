@@ -23,7 +23,8 @@ _TRACES_LOCK = threading.Lock()
 class Step(Protocol):
     """One step: `(consts, carry, x) -> (carry, ys, sums)`; `sums` are added up over the steps instead of stacked.
 
-    Steps with a true attribute `pure` are hashable (frozen dataclasses) and depend on nothing that may change, so that
+    Steps with a true attribute `late` read their input when they need it, because they could not be fused anyway. Those
+    with a true attribute `pure` are hashable (frozen dataclasses) and depend on nothing that may change, so that
     eager calls find their traced loop again.
     """
 
@@ -102,7 +103,7 @@ def _while(step: Step, consts: Tensors, carry: Tensors, xs: Tensors, reverse: bo
     # XLA fuses a step into one kernel that it vectorises only if no read from, or write to, a changing place is part of
     # it (3 times faster). So what is stacked is the carry that came in, and a large x is read by the step before; for a
     # small one the additional copy would cost more.
-    early = not _is_small(xs, _READ_LATE)
+    early = not (getattr(step, "late", False) or _is_small(xs, _READ_LATE))
 
     def body(k: tf.Tensor, x: Any, carry: Any, before: Any, y_stacks: Any, sums: Any) -> Any:
         i = last - k if reverse else k

@@ -5,7 +5,7 @@ the state, `A`, and to the input, `B`, hold the gates added up already: forming 
 directions, and each direction one product then. With as many directions as units a GRU is three times faster.
 
 Row vectors: the tangent of a state with `N` numbers, the slots side by side in order, becomes `ds A + dx B`. Stacked
-directions stand next to the numbers here, `(time, batch, K, N)`, so that one product takes all of a row.
+tangents stand as `(time, batch, N, K)` and cotangents as `(time, batch, K, N)` here, which is how a Jacobian has them.
 """
 
 from collections.abc import Sequence
@@ -106,14 +106,14 @@ def recur_by_matrices(
         if count is None or present(dw):
             raise ValueError("expected stacked tangents of the state or input; recur takes others, and weights")
         steps, b = linearised(inputs, outputs[:slots])
-        start = _joined(dc, cut(inputs, *sizes)[1], count, [1, 0, 2])
-        sources = [] if dx is None else [tf.matmul(tf.transpose(dx, [1, 2, 0, 3]), b)]
+        start = _joined(dc, cut(inputs, *sizes)[1], count, [1, 2, 0])
+        sources = [] if dx is None else [tf.matmul(b, tf.transpose(dx, [1, 2, 3, 0]), transpose_a=True)]
         if present(dn):
             rest = iter(dn)
             spread = [next(rest) if has else None for has in nudged]
-            sources.append(_joined(spread, outputs[:slots], count, [1, 2, 0, 3]))
+            sources.append(_joined(spread, outputs[:slots], count, [1, 2, 3, 0]))
         found = steps.push(start, sources)
-        return [*_parted(found[0], slots, [2, 0, 1, 3]), *_parted(found[1], slots, [1, 0, 2])]
+        return [*_parted(found[0], slots, [3, 0, 1, 2]), *_parted(found[1], slots, [2, 0, 1])]
 
     def backward(inputs: Tensors, outputs: Tensors, *cotangents: tf.Tensor | None) -> Maybe:
         count = directions(outputs, cotangents)
@@ -194,6 +194,7 @@ class _ByMatrix:
     terms: int
     masks: int
     formed: bool
+    late = True
 
     def read(self, consts: Tensors, x: Tensors) -> tuple[tf.Tensor, Tensors]:
         parts, masks, terms = cut(x, self.parts, self.masks, self.terms)
@@ -202,24 +203,24 @@ class _ByMatrix:
 
 
 class _PushByMatrix(_ByMatrix):
-    """All tangents through one step: `(batch, K, N)`, and what each step adds."""
+    """All tangents through one step: `(batch, N, K)`, and what each step adds."""
 
     def __call__(self, consts: Tensors, carry: Tensors, x: Tensors) -> tuple[Tensors, Tensors, Tensors]:
         matrix, sources = self.read(consts, x)
-        return [tf.add_n([_product(carry[0], matrix), *sources])], [], []
+        return [tf.add_n([_product(matrix, carry[0], transpose_a=True), *sources])], [], []
 
 
 class _PullByMatrix(_ByMatrix):
-    """All cotangents back through one step; stacks their totals after each step."""
+    """All cotangents back through one step: `(batch, K, N)`; stacks their totals after each step."""
 
     def __call__(self, consts: Tensors, carry: Tensors, x: Tensors) -> tuple[Tensors, Tensors, Tensors]:
         matrix, given = self.read(consts, x)
         totals = tf.add_n([carry[0], *given])
-        return [_product(totals, matrix, transpose=True)], [totals], []
+        return [_product(totals, matrix, transpose_b=True)], [totals], []
 
 
-def _product(rows: tf.Tensor, matrix: tf.Tensor, *, transpose: bool = False) -> tf.Tensor:
-    if rows.shape[0] != 1:
-        return tf.matmul(rows, matrix, transpose_b=transpose)
+def _product(a: tf.Tensor, b: tf.Tensor, **transpose: bool) -> tf.Tensor:
+    if a.shape[0] != 1:
+        return tf.matmul(a, b, **transpose)
     # For a single sequence TensorFlow's product of two matrices is many times faster than one of two batches.
-    return tf.matmul(rows[0], matrix[0], transpose_b=transpose)[tf.newaxis]
+    return tf.matmul(a[0], b[0], **transpose)[tf.newaxis]

@@ -21,10 +21,11 @@ MODES = ("forward", "reverse")
 # Copies of a direction's numbers at every step that a pass holds at once.
 _COPIES = 2
 
-# Into how many pieces a window is cut so that each direction starts late, and how much work makes that worth while:
-# a piece more is a loop more to trace and to compile.
-_PIECES = 8
-_WORTH_PIECES = 5e7
+# Below so many floating-point operations the simplest program is the best: a chain takes longer to trace and compile.
+_WORTH_CHAINING = 2e7
+# How many links a chain has, and how many steps a link at most.
+_LINKS = 8
+_LONGEST_LINK = 32
 
 Range = tuple[int, int]
 
@@ -103,13 +104,11 @@ class Piece:
 
     Attributes:
         length: how many; None for whatever the window has besides the other pieces.
-        begin: how many directions begin in it; None for all.
         moving: whether `wrt` has elements in it, or in every step.
         seen: whether `of` has elements in it.
     """
 
     length: int | None
-    begin: int | None
     moving: bool
     seen: bool
 
@@ -124,6 +123,8 @@ class Chunk:
         columns: likewise, elements of `wrt`; all others are known to be zero.
         window: the steps that are run.
         pieces: what the window consists of.
+        chain: if the window is cut into links that are linearised all at once and chained by products, as in
+            `_chain`: how many there are, and how many steps each has.
     """
 
     samples: Range
@@ -131,20 +132,12 @@ class Chunk:
     columns: Range
     window: Range
     pieces: tuple[Piece, ...]
+    chain: Range | None = None
 
     def directions(self, mode: str) -> int:
         """How many passes there are per sample."""
         start, stop = self.columns if mode == "forward" else self.rows
         return stop - start
-
-    def steps(self, mode: str) -> int:
-        """Passes times steps per sample, each pass counted from where it begins."""
-        total, alive = 0, 0
-        rest = self.window[1] - self.window[0] - sum(p.length or 0 for p in self.pieces)
-        for piece in self.pieces:
-            alive = self.directions(mode) if piece.begin is None else alive + piece.begin
-            total += alive * (rest if piece.length is None else piece.length)
-        return total
 
 
 @dataclass(frozen=True)
@@ -168,6 +161,7 @@ class Task:
         causal: whether step t knows nothing of what comes later.
         stepwise: whether the model can start anywhere, given its states.
         width: numbers that a pass holds per step and sample.
+        numbers: how many of these are the states of a model that runs step by step.
         flops: floating-point operations per pass, step and sample.
         dtype: of the answer.
         budget: bytes that a chunk may hold, and so may a block.
@@ -180,6 +174,7 @@ class Task:
     causal: bool
     stepwise: bool
     width: int
+    numbers: int
     flops: int
     dtype: str
     budget: int
@@ -242,7 +237,7 @@ def _plan(task: Task, mode: str) -> Plan:
         for chunk in block.chunks:
             samples = chunk.samples[1] - chunk.samples[0]
             totals[0] += samples * chunk.directions(mode)
-            totals[1] += samples * chunk.steps(mode)
+            totals[1] += samples * _steps(task, mode, chunk)
     return Plan(mode, totals[0] // task.batch, totals[1] // task.batch, "", blocks)
 
 
@@ -275,8 +270,33 @@ def _chunks(task: Task, mode: str, samples: int, rows: Range) -> Iterator[Chunk]
             window = _window(task, r, c)
             r, c = (s.within(p, window) if task.causal else p for s, p in ((task.of, r), (task.wrt, c)))
             if r[1] > r[0] and c[1] > c[0]:
-                whole = directions == (0, side.count)
-                yield Chunk(part, r, c, window, _pieces(task, mode, r, c, window, whole))
+                chunk = Chunk(part, r, c, window, _pieces(task, mode, r, c, window))
+                chain = _chain(task, window) if forward and directions == everything else None
+                chained = replace(chunk, chain=chain)
+                better = chain and 2 * _steps(task, mode, chained) < _steps(task, mode, chunk)
+                yield chained if better else chunk
+
+
+def _chain(task: Task, window: Range) -> Range | None:
+    """Cut a window into links of one length, if so much is to be done that it can pay."""
+    length = window[1] - window[0]
+    worth = task.flops * task.wrt.count * length > _WORTH_CHAINING
+    if not (task.stepwise and task.wrt.timed and task.of.timed and task.numbers and worth):
+        return None
+    size = min(_LONGEST_LINK, -(-length // _LINKS))
+    return -(-length // size), size
+
+
+def _steps(task: Task, mode: str, chunk: Chunk) -> int:
+    """Count passes times steps per sample; the products of a chain as the passes that would take as long."""
+    length = chunk.window[1] - chunk.window[0]
+    if chunk.chain is None:
+        return chunk.directions(mode) * length
+    links, size = chunk.chain
+    passes = size * task.wrt.per_step + task.numbers
+    columns = links * size * task.wrt.per_step
+    products = links * columns * task.numbers * (size * task.of.per_step + task.numbers) // max(1, task.flops)
+    return passes * links * size + products
 
 
 def _window(task: Task, rows: Range, columns: Range) -> Range:
@@ -289,31 +309,23 @@ def _window(task: Task, rows: Range, columns: Range) -> Range:
     return start, max(start, stop)
 
 
-def _pieces(task: Task, mode: str, rows: Range, columns: Range, window: Range, whole: bool) -> tuple[Piece, ...]:
-    """Cut a window where directions begin and where outputs do.
+def _pieces(task: Task, mode: str, rows: Range, columns: Range, window: Range) -> tuple[Piece, ...]:
+    """Cut a window where directions end to begin, or outputs begin.
 
     Programs are made for the lengths of pieces, except one, so chunks of a long series are cut alike.
     """
     start, stop = window
+    everything = Piece(None, moving=True, seen=True)
     if not task.stepwise or stop - start < 2:
-        return (Piece(None, None, moving=True, seen=True),)
+        return (everything,)
     if mode == "forward" and task.wrt.timed:
-        times = task.wrt.times(columns)
-        end = int(times.max()) + 1
-        worth = task.flops * times.size * (stop - start) > _WORTH_PIECES
-        count = min(_PIECES, end - start) if whole and worth and (np.diff(times) >= 0).all() else 1
-        ends = [b for _, b in _split(start, end, -(-(end - start) // count))]
-        found, last = [], start
-        for b in ends:
-            begin = None if count == 1 else int(((times >= last) & (times < b)).sum())
-            found.append(Piece(b - last, begin, moving=True, seen=task.of.timed or b == stop))
-            last = b
-        rest = Piece(None, None if count == 1 else 0, moving=False, seen=True)
-        return (*found, rest) if end < stop else (*found[:-1], replace(found[-1], length=None))
+        end = task.wrt.span(columns)[1]
+        first = Piece(end - start, moving=True, seen=task.of.timed)
+        return (everything,) if end >= stop else (first, Piece(None, moving=False, seen=True))
     span = stop - task.of.span(rows)[0] if task.of.timed else 1
     if span > (stop - start) // 2:
-        return (Piece(None, None, moving=True, seen=True),)
-    return Piece(None, None, moving=True, seen=False), Piece(span, None, moving=True, seen=True)
+        return (everything,)
+    return Piece(None, moving=True, seen=False), Piece(span, moving=True, seen=True)
 
 
 def _split(start: int, stop: int, most: int, multiple: int = 1) -> Iterator[Range]:

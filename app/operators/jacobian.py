@@ -11,6 +11,7 @@ from app.calls import Call
 from app.operators import _check
 from app.operators import _programs as programs
 from app.operators import _reading as reading
+from app.operators._chain import Chain
 from app.operators._chunks import Slab, Tensors
 from app.operators._operator import Arrays, Item, Job, Whole, Work
 from app.operators._plan import MODES, Block, Chunk, Plan, Side, Task, make_plan
@@ -80,6 +81,7 @@ class _Jacobian:
             causal=signature.causal and signature.one_length,
             stepwise=signature.obstacle is None,
             width=_width(model),
+            numbers=sum(s.shape[1] or 0 for s in signature.states if len(s.shape) == 2),
             flops=2 * sum(prod(n or 1 for n in p.shape) for p in signature.parameters),
             dtype=of.arrays[0].dtype,
             budget=CHUNK_BYTES,
@@ -214,6 +216,8 @@ class _Run:
         start, stop = chunk.window
         feeds = {p: a for p, a in self._samples(chunk).items() if not p.startswith("inputs.state.")}
         feeds = {**(self._cut(feeds, start, stop) if task.causal else feeds), **before}
+        if chunk.chain is not None:
+            return self._chain(chunk, *chunk.chain, feeds, compile)
         many = 1 << (chunk.directions(mode) - 1).bit_length()
         slab = Slab(self.model, task.of, task.wrt, chunk.pieces, many)
         # The first piece that is seen begins the steps of `of`.
@@ -232,8 +236,8 @@ class _Run:
             size = full[axis]
             if side[other].timed and axis == 0:
                 size = stop - start if mode == "reverse" else stop - origin["of"]
-            if not np.array_equal(pick, np.arange(size)):
-                arrays[f"picks.{axis}"] = pick.astype(np.int32)
+            if pick != range(size):
+                arrays[f"picks.{axis}"] = np.array(pick, np.int32)
         shapes: dict[str, tuple[int | None, ...]] = {p: a.shape for p, a in arrays.items()}
         shapes |= {p: (None, *a.shape[1:]) for p, a in arrays.items() if p.startswith(("directions", "picks."))}
         for a in self.model.signature.inputs:
@@ -242,6 +246,29 @@ class _Run:
                 shapes[path] = (arrays[path].shape[0], None, *arrays[path].shape[2:])
         program = slab.forward if mode == "forward" else slab.reverse
         return self._as_work((mode, slab.key), program, arrays, shapes, compile)
+
+    def _chain(self, chunk: Chunk, links: int, size: int, feeds: dict[str, np.ndarray], compile: bool) -> Work:
+        task, (start, stop) = self.task, chunk.window
+        padding = links * size - (stop - start)
+        timed = self._timed
+        arrays = {p: np.pad(a, _end(a, padding)) if padding and p in timed else a for p, a in feeds.items()}
+        arrays["directions"] = task.wrt.selection.elements(0, task.wrt.per_step)[:, 1:].astype(np.int32)
+        (rows, *within), (columns, *_) = (
+            _picks(side, part, start) for side, part in ((task.of, chunk.rows), (task.wrt, chunk.columns))
+        )
+        for name, steps in (("rows", rows), ("columns", columns)):
+            if steps != range(links * size):
+                arrays[name] = np.array(steps, np.int32)
+        for axis, (taken, size_) in enumerate(zip(within, task.of.selection.sizes[1:], strict=True), 1):
+            if taken != range(size_):
+                arrays[f"picks.{axis}"] = np.array(taken, np.int32)
+        program = Chain(self.model, task.of, task.wrt, links, size)
+        shapes: dict[str, tuple[int | None, ...]] = {p: a.shape for p, a in arrays.items()}
+        return self._as_work(("chain", program.key), program.forward, arrays, shapes, compile)
+
+    @property
+    def _timed(self) -> set[str]:
+        return {f"inputs.{a.name}" for a in self.model.signature.inputs if "time" in a.axes}
 
     def _as_work(
         self, key: Any, program: Any, feeds: Arrays, shapes: Mapping[str, tuple[int | None, ...]], compile: bool
@@ -252,16 +279,20 @@ class _Run:
         return {path: array[slice(*chunk.samples)] for path, array in self.feeds.items()}
 
     def _cut(self, feeds: Arrays, start: int, stop: int) -> dict[str, np.ndarray]:
-        timed = {f"inputs.{a.name}" for a in self.model.signature.inputs if "time" in a.axes}
+        timed = self._timed
         return {path: array[:, start:stop] if path in timed else array for path, array in feeds.items()}
 
 
-def _picks(side: Side, part: tuple[int, int], origin: int) -> list[np.ndarray]:
+def _end(array: np.ndarray, padding: int) -> list[tuple[int, int]]:
+    return [(0, padding if axis == 1 else 0) for axis in range(array.ndim)]
+
+
+def _picks(side: Side, part: tuple[int, int], origin: int) -> list[range]:
     """Return the indices along each axis of a part of a slice that is whole but for some of its first axis."""
-    picks = [np.asarray(pick) for pick in side.selection.picks]
+    picks = list(side.selection.picks)
     if side.timed:
-        picks[0] = np.unique(side.times(part)) - origin
-        picks[0] = picks[0][::-1] if side.selection.picks[0].step < 0 else picks[0]
+        first, end = (i // side.per_step for i in side.cover(part))
+        picks[0] = range(picks[0][first] - origin, picks[0][end - 1] - origin + picks[0].step, picks[0].step)
     return picks
 
 
