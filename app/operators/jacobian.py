@@ -81,7 +81,7 @@ class _Jacobian:
             causal=signature.causal and signature.one_length,
             stepwise=signature.obstacle is None,
             width=_width(model),
-            numbers=sum(s.shape[1] or 0 for s in signature.states if len(s.shape) == 2),
+            numbers=_numbers(model),
             flops=2 * sum(prod(n or 1 for n in p.shape) for p in signature.parameters),
             dtype=of.arrays[0].dtype,
             budget=CHUNK_BYTES,
@@ -137,6 +137,12 @@ class _Jacobian:
         selection = select(part, axes, [n or 0 for n in sizes], path)
         timed = signature.causal and signature.one_length and batched and axes[:1] == ("time",)
         return Side(tuple(sized), selection, batched, timed)
+
+
+def _numbers(model: Model) -> int:
+    """Count the numbers of all states side by side; 0 if any has more axes than one."""
+    states = model.signature.states
+    return sum(s.shape[-1] or 0 for s in states) if all(len(s.shape) == 2 for s in states) else 0
 
 
 def _width(model: Model) -> int:
