@@ -53,6 +53,9 @@ def of_tangents(model: Model, work: Work, stacked: bool) -> Check:
 def of_cotangents(model: Model, work: Work, stacked: bool) -> Check:
     """Make the check of a VJP: u is the request's codirection, or a random combination of its stacked ones.
 
+    The direction v is half random, half along the answer: of many random numbers a product with the answer's is so small
+    beside their sizes that nothing would be seen.
+
     Args:
         model: the model.
         work: what computed the answer, from `inputs.*` and `cotangents.*`.
@@ -65,12 +68,12 @@ def of_cotangents(model: Model, work: Work, stacked: bool) -> Check:
         if stacked:
             u, pulled = _combine(u, pulled, rng)
         inputs = of_field(work.feeds, "inputs")
-        v = _scaled(model, inputs, random_like(pulled, rng))
+        v = _scaled(model, inputs, _towards(pulled, rng))
         found = yield from measure(model, inputs, v, u)
         slopes = {name: c.found for name, c in found.differences.items()}
         gap = abs(inner(u, slopes) - inner(pulled, v))
         floor = sum(norm({name: u[name]}) * c.floor for name, c in found.differences.items())
-        error = relative(gap, norm(u) * norm(slopes), norm(pulled) * norm(v), floor)
+        error = relative(gap, _bound(u, slopes), _bound(pulled, v), floor)
         kinks_only = all(c.kinks.all() for c in found.differences.values())
         adjoint = adjoint_gap(u, found.forward, pulled, v)
         return found.report(adjoint, None if kinks_only else error, found.differences.values())
@@ -124,6 +127,18 @@ def _worst(errors: list[float | None]) -> float | None:
 
 def _distance(a: Arrays, b: Arrays) -> float:
     return relative(norm({name: a[name] - b[name] for name in a}), norm(a), norm(b))
+
+
+def _bound(a: Arrays, b: Arrays) -> float:
+    """Bound an inner product, tighter than all norms at once where arrays differ in size."""
+    return sum(norm({name: a[name]}) * norm({name: b[name]}) for name in a)
+
+
+def _towards(arrays: Arrays, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Draw a direction that is half random and half along `arrays`, so that their product does not vanish."""
+    lengths = {name: norm({name: a}) / np.sqrt(a.size) for name, a in arrays.items()}
+    drawn = random_like(arrays, rng)
+    return {n: (drawn[n] + a / (lengths[n] or 1.0)).astype(a.dtype) for n, a in arrays.items()}
 
 
 def _scaled(model: Model, inputs: Arrays, direction: Arrays) -> dict[str, np.ndarray]:

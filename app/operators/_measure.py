@@ -125,7 +125,9 @@ def measure(model: Model, inputs: Arrays, v: Arrays, u: Arrays) -> Generator[Wor
     tolerances, epsilon = TOLERANCES[dtype], float(np.finfo(dtype).eps)
     differences: dict[str, Compared] = {}
     for name, f in forward.items():
-        floor = _ROUNDINGS * epsilon * largest({name: value[name]}) / (step * tolerances.difference)
+        # The step is 0 along a direction that is not finite.
+        noise = np.divide(_ROUNDINGS * epsilon * largest({name: value[name]}), step)
+        floor = float(noise / tolerances.difference)
         gap, scale = np.abs(f - slope[name]), max(largest({"forward": f, "slope": slope[name]}), floor)
         kinks = (gap > tolerances.difference * scale) & (gap <= _KINK * bend[name])
         differences[name] = Compared(np.where(kinks, f, slope[name]), kinks, floor)
