@@ -53,8 +53,8 @@ def of_tangents(model: Model, work: Work, stacked: bool) -> Check:
 def of_cotangents(model: Model, work: Work, stacked: bool) -> Check:
     """Make the check of a VJP: u is the request's codirection, or a random combination of its stacked ones.
 
-    The direction v is half random, half along the answer: of many random numbers a product with the answer's is so small
-    beside their sizes that nothing would be seen.
+    The direction v is half random, half along the answer: the product of the answer with many random numbers alone is
+    so small, beside their sizes, that errors in it would not be seen.
 
     Args:
         model: the model.
