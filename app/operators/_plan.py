@@ -18,9 +18,6 @@ from models.signature import Array
 
 MODES = ("forward", "reverse")
 
-# Copies of a direction's numbers at every step that a pass holds at once.
-_COPIES = 2
-
 # Below so many floating-point operations the simplest program is the best: a chain takes longer to trace and compile.
 _WORTH_CHAINING = 2e7
 # How many links a chain has, and how many steps a link at most.
@@ -164,7 +161,8 @@ class Task:
         numbers: how many of these are the states of a model that runs step by step.
         flops: floating-point operations per pass, step and sample.
         dtype: of the answer.
-        budget: bytes that a chunk may hold, and so may a block.
+        block_bytes: what a block may take.
+        chunk_bytes: what a chunk may hold while it is computed.
     """
 
     of: Side
@@ -177,7 +175,8 @@ class Task:
     numbers: int
     flops: int
     dtype: str
-    budget: int
+    block_bytes: int
+    chunk_bytes: int
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -244,10 +243,10 @@ def _plan(task: Task, mode: str) -> Plan:
 def _blocks(task: Task, mode: str) -> Iterator[Block]:
     rows, columns = task.of.count, task.wrt.count
     per_sample = rows * columns * task.itemsize
-    most_rows = rows if per_sample <= task.budget else max(1, task.budget // (columns * task.itemsize))
+    most_rows = rows if per_sample <= task.block_bytes else max(1, task.block_bytes // (columns * task.itemsize))
     parts = list(_split(0, rows, most_rows, task.of.per_step))
     made: dict[tuple[int, Range], list[Chunk]] = {}
-    for start, stop in _split(0, task.batch, max(1, task.budget // per_sample)):
+    for start, stop in _split(0, task.batch, max(1, task.block_bytes // per_sample)):
         for part in parts:
             key = stop - start, part
             if key not in made:
@@ -261,7 +260,7 @@ def _chunks(task: Task, mode: str, samples: int, rows: Range) -> Iterator[Chunk]
     everything = (0, task.wrt.count)
     side, start, stop = (task.wrt, *everything) if forward else (task.of, *rows)
     first, last = _window(task, rows, everything)
-    most = max(1, task.budget // (task.width * task.itemsize * _COPIES * max(1, last - first)))
+    most = max(1, task.chunk_bytes // (task.width * task.itemsize * max(1, last - first)))
     # A parameter's cotangent is summed over the batch, so reverse mode takes each sample alone.
     alone = not forward and not task.wrt.batched
     for part in _split(0, samples, 1 if alone else max(1, most // (stop - start))):

@@ -19,8 +19,16 @@ from app.operators._slices import Slice, parse, select
 from models.model import Model
 from pushforward.errors import NotDifferentiable, UnknownName
 
-# What a chunk may hold at once, and a block.
-CHUNK_BYTES = 2**28
+# What a block may take, of which a stream holds a few at once, and what a chunk may hold while it is computed.
+BLOCK_BYTES = 32_000_000
+CHUNK_BYTES = 24_000_000
+
+# Copies of one-hot directions and of their results, which are transposed and cut.
+_COPIES = 3
+
+# Compiling takes seconds for every new size of a slice; with less to do, a program that is not compiled takes
+# milliseconds.
+_WORTH_COMPILING = 2e7
 
 SLICE = "an array's name and NumPy's basic indexing of its axes without the batch axis, such as `y[-1, :]`"
 
@@ -80,11 +88,12 @@ class _Jacobian:
             length=feeds[f"inputs.{sequences[0]}"].shape[1] if len(sequences) == 1 else 1,
             causal=signature.causal and signature.one_length,
             stepwise=signature.obstacle is None,
-            width=_width(model),
+            width=_width(model, of, wrt),
             numbers=_numbers(model),
             flops=2 * sum(prod(n or 1 for n in p.shape) for p in signature.parameters),
             dtype=of.arrays[0].dtype,
-            budget=CHUNK_BYTES,
+            block_bytes=BLOCK_BYTES,
+            chunk_bytes=CHUNK_BYTES,
         )
         plan = make_plan(task, mode)
         run = _Run(model, feeds, task, plan, casts)
@@ -145,11 +154,11 @@ def _numbers(model: Model) -> int:
     return sum(s.shape[-1] or 0 for s in states) if all(len(s.shape) == 2 for s in states) else 0
 
 
-def _width(model: Model) -> int:
-    """Count the numbers that a direction has at each step: those of inputs, states and outputs."""
-    s = model.signature
-    arrays = [*s.inputs, *s.hidden, *s.outputs]
-    return sum(prod(n for n in a.shape[1:] if n is not None) for a in arrays)
+def _width(model: Model, of: Side, wrt: Side) -> int:
+    """Count the numbers that a direction holds at each step: a stack of states, and one-hot and transposed copies."""
+    hidden = [prod(n or 1 for n in a.shape[2:]) for a in model.signature.hidden]
+    sides = [prod(side.selection.sizes[1:]) for side in (of, wrt) if "time" in side.selection.axes]
+    return max(1, sum(hidden) + _COPIES * sum(sides))
 
 
 @dataclass
@@ -164,7 +173,8 @@ class _Run:
     states: tuple[tuple[int, int], Arrays] | None = field(default=None)
 
     def steps(self) -> Generator[Item, Arrays, None]:
-        compile = len({self._size(chunk) for chunk in self.plan.chunks}) <= 2
+        flops = self.task.flops * self.plan.steps * self.task.batch
+        compile = flops > _WORTH_COMPILING and len({self._size(chunk) for chunk in self.plan.chunks}) <= 2
         for block in self.plan.blocks:
             yield (yield from self._block(block, compile))
 
