@@ -94,7 +94,7 @@ def test_commands_exist():
 def url():
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(Settings(models=("seed-gru",), warm=False)), host="127.0.0.1", port=0, log_config=None
+            create_app(Settings(models=("seed-gru", "stacked-rnn"), warm=False)), host="127.0.0.1", port=0, log_config=None
         )
     )
     thread = threading.Thread(target=server.run)
@@ -107,7 +107,10 @@ def url():
     thread.join()
 
 
-@pytest.mark.parametrize(("name", "command"), [("curl", ["sh", "-eu"]), ("python", [sys.executable, "-"])])
+EXAMPLES = [("curl", ["sh", "-eu"]), ("python", [sys.executable, "-"]), ("jacobian", [sys.executable, "-"])]
+
+
+@pytest.mark.parametrize(("name", "command"), EXAMPLES)
 def test_example_runs_and_prints_what_the_readme_says(url, name, command):
     (_, code), *output = fenced(f"example:{name}")
     assert SHOWN_URL in code
