@@ -36,14 +36,19 @@ def inner_loop(layer: keras.layers.RNN, sequences: tf.Tensor, initial_state: Any
     """Run a recurrent layer and return (last output, outputs in processing order, final states), as Keras does."""
     structure = initial_state if keras.tree.is_nested(initial_state) else [initial_state]
     states = [tf.convert_to_tensor(s) for s in keras.tree.flatten(structure)]
+    probe, rule = active(), cells.find(layer.cell)
+    if probe is not None and rule is not None and _by_one_step(layer, probe, sequences, mask):
+        weights, along = rule.weights(layer.cell), _along(probe, states, sequences)
+        sequence, final = step_by_matrices(rule, weights, states, sequences, along)
+        visit = probe.visit(layer)
+        visit.calls += 1
+        visit.initial, visit.final = states, final
+        return final[0], sequence, keras.tree.pack_sequence_as(structure, final)
     xs = swap(tf.convert_to_tensor(sequences))
     mask = _time_major_mask(mask)
-    probe = active()
     nudges = _time_major_nudges(layer, states, mask, probe)
     unrolled = layer.unroll or (probe is not None and probe.unrolled)
-    along = _along(probe, states, sequences)
-    run = _Run(layer, states, xs, mask, nudges, unrolled, 0 if probe is None else probe.directions, along)
-    rule = cells.find(layer.cell)
+    run = _Run(layer, states, xs, mask, nudges, unrolled, 0 if probe is None else probe.directions)
     outputs, stacks, final = _by_rule(run, rule) if rule else _by_autodiff(run, structure, training)
     # The final state of a cell with a rule is its last output, and the cotangent of it costs no array over all steps.
     last = final[0] if rule and mask is None else outputs[0] if layer.go_backwards else outputs[-1]
@@ -68,17 +73,14 @@ class _Run:
     nudges: Maybe
     unrolled: bool
     directions: int
-    along: str | None
-
-    @property
-    def is_one_step(self) -> bool:
-        return self.along is not None and self.xs.shape[0] == 1 and self.mask is None and not present(self.nudges)
 
 
-def _along(probe: Probe | None, states: Tensors, sequences: Any) -> str | None:
-    """Tell what is known of the directions of a single step, None if no such step was asked for."""
-    if probe is None or not probe.basis:
-        return None
+def _by_one_step(layer: Any, probe: Probe, sequences: tf.Tensor, mask: Any) -> bool:
+    return bool(probe.basis) and sequences.shape[1] == 1 and mask is None and id(layer) not in probe.nudges
+
+
+def _along(probe: Probe, states: Tensors, sequences: tf.Tensor) -> str:
+    """Tell which of a layer's own tangents are known to be the identity."""
     for what, tensors in (("state", states), ("input", [sequences])):
         if len(tensors) == len(probe.basis) and all(t is b for t, b in zip(tensors, probe.basis, strict=True)):
             return what
@@ -88,10 +90,6 @@ def _along(probe: Probe | None, states: Tensors, sequences: Any) -> str | None:
 def _by_rule(run: _Run, rule: Cell) -> tuple[tf.Tensor, Tensors, Tensors]:
     layer = run.layer
     weights = rule.weights(layer.cell)
-    if run.along is not None and run.is_one_step:
-        final = step_by_matrices(rule, weights, run.states, run.xs[0], run.along)
-        stacks = [s[tf.newaxis] for s in final]
-        return stacks[0], stacks, final
     options = {"mask": run.mask, "nudges": run.nudges, "reverse": layer.go_backwards}
     if run.directions and not run.unrolled and _by_matrices_pays(run, weights):
         stacks, final = recur_by_matrices(rule, weights, run.states, run.xs, **options)

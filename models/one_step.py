@@ -16,28 +16,32 @@ from models.scan import present
 
 
 @tf.autograph.experimental.do_not_convert
-def step_by_matrices(cell: Cell, weights: Tensors, carry: Tensors, x: tf.Tensor, along: str) -> Tensors:
+def step_by_matrices(
+    cell: Cell, weights: Tensors, carry: Tensors, sequence: tf.Tensor, along: str
+) -> tuple[tf.Tensor, Tensors]:
     """Advance the state of a cell by one step, with a tangent rule for stacked directions.
 
     Args:
         cell: the hand-written cell.
         weights: `cell.weights(...)`; they are constants of these derivatives.
         carry: the state before, `(rows, units)` per slot.
-        x: the input, `(rows, features)`.
+        sequence: the input, `(rows, 1, features)`.
         along: what the caller knows of the directions: in `"state"` the tangents of all slots side by side, in
-            `"input"` those of `x`, are the identity for each row; `""` if nothing is known.
+            `"input"` those of `sequence`, are the identity for each row; `""` if nothing is known.
 
     Returns:
-        The state after the step, `(rows, units)` per slot.
+        The output, `(rows, 1, units)`, and the state after the step, `(rows, units)` per slot.
 
-    Differentiable with respect to `carry` and `x`, once, in forward mode.
+    Differentiable with respect to `carry` and `sequence`, once, in forward mode.
     """
-    inputs = [*carry, x]
+    inputs = [*carry, sequence]
     seen = _tf.watched(inputs)
     with _tf.stop_recording():
-        consts, p = cell.consts(weights), cell.project(weights, x)
+        consts, p = cell.consts(weights), cell.project(weights, sequence[:, 0])
         q = times(carry[0], consts[0])
         new = cell.step(consts, carry, p, q)
+        # Among what has a rule, since operations that come after it take long to differentiate when they are traced.
+        output = new[0][:, tf.newaxis]
 
     def forward(inputs: Tensors, outputs: Tensors, *tangents: tf.Tensor) -> Maybe:
         *ds, dx = (t if s else None for t, s in zip(tangents, seen, strict=True))
@@ -46,13 +50,15 @@ def step_by_matrices(cell: Cell, weights: Tensors, carry: Tensors, x: tf.Tensor,
         if present(ds):
             found.append(tf.transpose(local.by_state, [2, 0, 1]) if along == "state" else local.of_state(ds))
         if dx is not None:
-            found.append(tf.transpose(local.by_input, [2, 0, 1]) if along == "input" else local.of_input(dx))
-        return tf.split(tf.add_n(found), len(carry), -1)
+            found.append(tf.transpose(local.by_input, [2, 0, 1]) if along == "input" else local.of_input(dx[:, :, 0]))
+        parts = tf.split(tf.add_n(found), len(carry), -1)
+        return [parts[0][:, :, tf.newaxis], *parts]
 
     def backward(*_: object) -> Maybe:
         raise ValueError("a step by its matrices has no cotangents; run the layer as it is")
 
-    return _tf.with_derivatives(new, inputs, backward, forward)
+    output, *new = _tf.with_derivatives([output, *new], inputs, backward, forward)
+    return output, new
 
 
 @dataclass(frozen=True)
