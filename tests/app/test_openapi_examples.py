@@ -55,13 +55,17 @@ def test_document_is_valid(server):
     assert {f"/{operator}" for operator in OPERATORS} <= set(document["paths"])
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_there_is_an_example_on_every_model(server, operator):
-    assert sorted(examples(server, operator)) == MODELS
+# What looks ahead has no transitions.
+UNFIT = {("transitions", "bi-gru")}
+PAIRS = [(operator, model) for operator in OPERATORS for model in MODELS if (operator, model) not in UNFIT]
 
 
-@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("operator", OPERATORS)
+def test_there_is_an_example_on_every_model_that_fits(server, operator):
+    assert sorted(examples(server, operator)) == [model for model in MODELS if (operator, model) in PAIRS]
+
+
+@pytest.mark.parametrize(("operator", "model"), PAIRS)
 def test_example_runs_and_both_bodies_fit_their_schemas(server, operator, model):
     document = server.get("/openapi.json").json()
     request = examples(server, operator)[model]
