@@ -10,12 +10,13 @@ import logging
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from app.operators._operator import Shape, Work
+from models import _tf
 from models.model import Model
 from pushforward.errors import InvalidArray
 
@@ -26,7 +27,7 @@ _DECORATION = re.compile(r"\{\{function_node [^}]*\}\} ?|\x1b\[\d*m| for '\{\{no
 _HEADINGS = ("Exception encountered", "Graph execution error", "Detected at", "File ", "<stack traces")
 
 V = TypeVar("V")
-Program = Callable[[dict[str, tf.Tensor]], dict[str, tf.Tensor]]
+Program = Callable[[Mapping[str, tf.Tensor]], dict[str, tf.Tensor]]
 
 
 class Recent(Generic[V]):
@@ -74,7 +75,7 @@ class Programs:
             InvalidArray: if the model itself refuses the values, such as a token beyond its vocabulary.
         """
         exact, free = _keys(model, operator, work)
-        feeds = {path: tf.convert_to_tensor(array) for path, array in work.feeds.items()}
+        feeds = {path: tf.constant(array) for path, array in work.feeds.items()}
         if self._is_compiled(exact, free, model, work):
             try:
                 return _arrays(self._compile(exact, work)(feeds)), True
@@ -164,5 +165,4 @@ def device() -> str:
 
 def _trace(work: Work, shapes: Mapping[str, Shape], *, jit: bool) -> Program:
     specs = {path: tf.TensorSpec(shapes[path], a.dtype, path) for path, a in work.feeds.items()}
-    traced: Any = tf.function(work.build(), autograph=False, jit_compile=jit).get_concrete_function(specs)
-    return traced
+    return _tf.direct_call(tf.function(work.build(), autograph=False, jit_compile=jit).get_concrete_function(specs))

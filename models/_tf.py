@@ -3,7 +3,7 @@
 Checked with TensorFlow 2.16.1 and 2.21. If an upgrade breaks one of these, this is the only file to mend.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -205,6 +205,23 @@ def _jvp(
 
 
 pywrap_tfe.TFE_Py_RegisterJVPFunction(_jvp)
+
+
+def direct_call(concrete: Any) -> Callable[[Mapping[str, tf.Tensor]], dict[str, tf.Tensor]]:
+    """Call a concrete function of a dict of tensors to another without binding arguments and watching tapes anew.
+
+    The public call takes 70 microseconds more each time, as long as a small model computes.
+    """
+    function, captured = concrete._inference_function, list(concrete.captured_inputs)
+    inputs = sorted(concrete.structured_input_signature[0][0])
+    outputs = sorted(concrete.structured_outputs)
+
+    def call(feeds: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        found = function.call_flat(*(feeds[name] for name in inputs), *captured)
+        return dict(zip(outputs, found, strict=True))
+
+    call.concrete = concrete  # type: ignore[attr-defined]  # it owns the graph
+    return call
 
 
 def sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:

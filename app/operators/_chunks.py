@@ -44,8 +44,8 @@ class Slab:
     @property
     def key(self) -> Hashable:
         """What the program depends on, besides the shapes of what it takes."""
-        fixed = not self.model.signature.one_length
-        sides = [(names(s), s.timed, s.selection.sizes if fixed else None) for s in (self.of, self.wrt)]
+        # The sizes of a side are part of the program, but for the time of one whose window may have any length.
+        sides = [(names(s), s.timed, s.selection.sizes[s.timed :]) for s in (self.of, self.wrt)]
         return (*sides, self.pieces, self.many)
 
     def forward(self, arrays: Tensors) -> Tensors:
