@@ -6,7 +6,8 @@ are compared by passes times steps; see Griewank and Walther, Evaluating Derivat
 ch. 7.
 """
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -20,6 +21,8 @@ MODES = ("forward", "reverse")
 
 # Below so many floating-point operations the simplest program is the best: a chain takes longer to trace and compile.
 _WORTH_CHAINING = 2e7
+# Of more chunks for a sample each is only cut when it is needed.
+_MOST_CUT = 10_000
 # How many links a chain has, and how many steps a link at most.
 _LINKS = 8
 _LONGEST_LINK = 32
@@ -139,11 +142,24 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Block:
-    """A part of the answer that is contiguous in it, and the chunks it is put together from."""
+    """A part of the answer that is contiguous in it, and the chunks it is put together from.
+
+    Attributes:
+        samples: the first, and the one to stop before.
+        rows: likewise, elements of `of`.
+        pattern: the chunks, their samples counted from the block's first; blocks of other samples share it.
+    """
 
     samples: Range
     rows: Range
-    chunks: tuple[Chunk, ...]
+    pattern: tuple[Chunk, ...]
+
+    @property
+    def chunks(self) -> Iterator[Chunk]:
+        """The chunks, in order."""
+        first = self.samples[0]
+        for chunk in self.pattern:
+            yield replace(chunk, samples=(chunk.samples[0] + first, chunk.samples[1] + first))
 
 
 @dataclass(frozen=True)
@@ -203,6 +219,7 @@ class Plan:
         passes: directions through the model, per sample.
         steps: steps that all of these run together, per sample.
         why: the reason for the mode.
+        count: how many chunks there are.
         blocks: what to compute.
     """
 
@@ -210,34 +227,71 @@ class Plan:
     passes: int
     steps: int
     why: str
-    blocks: tuple[Block, ...]
+    count: int
+    blocks: Iterable[Block]
 
     @property
-    def chunks(self) -> list[Chunk]:
-        """All chunks, in order."""
-        return [chunk for block in self.blocks for chunk in block.chunks]
+    def kinds(self) -> list[Chunk] | None:
+        """All chunks but for those that differ in their samples only; None if there are too many to look at."""
+        if not isinstance(self.blocks, tuple):
+            return None
+        patterns = {id(block.pattern): block.pattern for block in self.blocks}
+        return [chunk for pattern in patterns.values() for chunk in pattern]
+
+
+@dataclass(frozen=True)
+class _Uncut:
+    """The blocks of a task, each made when it is needed."""
+
+    task: Task
+    mode: str
+
+    def __iter__(self) -> Iterator[Block]:
+        return _blocks(self.task, self.mode)
 
 
 def make_plan(task: Task, mode: str = "auto") -> Plan:
     """Choose a mode, unless it is given, and cut the work into blocks and chunks."""
-    plans = {m: _plan(task, m) for m in (MODES if mode == "auto" else [mode])}
-    chosen = min(plans.values(), key=lambda plan: plan.steps)  # the first, forward, of equals
-    if mode != "auto":
+    modes = MODES if mode == "auto" else (mode,)
+    large = any(_count(task, m) > _MOST_CUT for m in modes)
+    plans = [_estimate(task, m) if large else _plan(task, m) for m in modes]
+    chosen, *others = sorted(plans, key=lambda plan: plan.steps)  # forward first if they are equal
+    if not others:
         return replace(chosen, why=f"{mode} mode was asked for")
-    other = next(plan for plan in plans.values() if plan is not chosen)
-    costs = [f"{plan.mode} mode takes {plan.passes} passes over {plan.steps} steps" for plan in (chosen, other)]
+    costs = [f"{plan.mode} mode takes {plan.passes} passes over {plan.steps} steps" for plan in (chosen, *others)]
     return replace(chosen, why=f"{costs[0]} per sample, {costs[1]}")
+
+
+def _estimate(task: Task, mode: str) -> Plan:
+    """Plan so many chunks that they are not cut before they are needed: passes and steps are as if they were one."""
+    # Without chains, for which there are too many directions.
+    whole = _plan(replace(task, block_bytes=sys.maxsize, chunk_bytes=sys.maxsize, flops=0), mode)
+    return replace(whole, count=_count(task, mode) * task.batch, blocks=_Uncut(task, mode))
 
 
 def _plan(task: Task, mode: str) -> Plan:
     blocks = tuple(_blocks(task, mode))
-    totals = [0, 0]
+    passes, steps = 0, 0
+    costs: dict[int, Range] = {}
     for block in blocks:
-        for chunk in block.chunks:
-            samples = chunk.samples[1] - chunk.samples[0]
-            totals[0] += samples * chunk.directions(mode)
-            totals[1] += samples * _steps(task, mode, chunk)
-    return Plan(mode, totals[0] // task.batch, totals[1] // task.batch, "", blocks)
+        if id(block.pattern) not in costs:
+            samples = [c.samples[1] - c.samples[0] for c in block.pattern]
+            costs[id(block.pattern)] = (
+                sum(n * c.directions(mode) for n, c in zip(samples, block.pattern, strict=True)),
+                sum(n * _steps(task, mode, c) for n, c in zip(samples, block.pattern, strict=True)),
+            )
+        cost = costs[id(block.pattern)]
+        passes, steps = passes + cost[0], steps + cost[1]
+    count = sum(len(block.pattern) for block in blocks)
+    return Plan(mode, passes // task.batch, steps // task.batch, "", count, blocks)
+
+
+def _count(task: Task, mode: str) -> int:
+    """Estimate how many chunks a sample takes."""
+    rows, columns = task.of.count, task.wrt.count
+    blocks = -(-rows * columns * task.itemsize // task.block_bytes)
+    most = max(1, task.chunk_bytes // (task.width * task.itemsize * task.length))
+    return blocks * -(-columns // most) if mode == "forward" else max(blocks, -(-rows // most))
 
 
 def _blocks(task: Task, mode: str) -> Iterator[Block]:
@@ -245,14 +299,13 @@ def _blocks(task: Task, mode: str) -> Iterator[Block]:
     per_sample = rows * columns * task.itemsize
     most_rows = rows if per_sample <= task.block_bytes else max(1, task.block_bytes // (columns * task.itemsize))
     parts = list(_split(0, rows, most_rows, task.of.per_step))
-    made: dict[tuple[int, Range], list[Chunk]] = {}
+    made: dict[tuple[int, Range], tuple[Chunk, ...]] = {}
     for start, stop in _split(0, task.batch, max(1, task.block_bytes // per_sample)):
         for part in parts:
             key = stop - start, part
             if key not in made:
-                made[key] = list(_chunks(task, mode, stop - start, part))
-            moved = [replace(c, samples=(c.samples[0] + start, c.samples[1] + start)) for c in made[key]]
-            yield Block((start, stop), part, tuple(moved))
+                made[key] = tuple(_chunks(task, mode, stop - start, part))
+            yield Block((start, stop), part, made[key])
 
 
 def _chunks(task: Task, mode: str, samples: int, rows: Range) -> Iterator[Chunk]:

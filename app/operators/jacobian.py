@@ -110,7 +110,7 @@ class _Jacobian:
                 "mode": plan.mode,
                 "passes": plan.passes,
                 "steps": plan.steps,
-                "chunks": len(plan.chunks),
+                "chunks": plan.count,
                 "shape": list(task.shape),
                 "bytes": task.nbytes,
                 "why": plan.why,
@@ -174,7 +174,9 @@ class _Run:
 
     def steps(self) -> Generator[Item, Arrays, None]:
         flops = self.task.flops * self.plan.steps * self.task.batch
-        compile = flops > _WORTH_COMPILING and len({self._size(chunk) for chunk in self.plan.chunks}) <= 2
+        kinds = self.plan.kinds
+        alike = kinds is not None and len({self._size(chunk) for chunk in kinds}) <= 2
+        compile = flops > _WORTH_COMPILING and alike
         for block in self.plan.blocks:
             yield (yield from self._block(block, compile))
 
@@ -219,13 +221,15 @@ class _Run:
     def _states(self, chunk: Chunk) -> Work:
         names = ["hidden." + s.name.partition(".")[2] for s in self.model.signature.states]
         # For all chunks of these samples, so up to the last beginning of any.
-        stop = max(c.window[0] for c in self.plan.chunks)
+        stop = max((c.window[0] for c in self.plan.kinds or ()), default=self.task.length)
         feeds = self._cut(self._samples(chunk), 0, stop)
 
         def program(arrays: Tensors) -> Tensors:
             return self.model.run(programs.primals_of(arrays), names)
 
-        return self._as_work(("states",), program, feeds, reading.free_shapes(self.model, feeds), compile=False)
+        shapes = reading.free_shapes(self.model, feeds)
+        shapes |= {path: (None, None, *shape[2:]) for path, shape in shapes.items() if path in self._timed}
+        return self._as_work(("states",), program, feeds, shapes, compile=False)
 
     def _work(self, chunk: Chunk, before: Arrays, compile: bool) -> Work:
         task, mode = self.task, self.plan.mode
