@@ -1,6 +1,6 @@
 """`"check": true`: the numbers of an answer against the adjoint identity and against central differences."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -118,6 +118,21 @@ def of_blocks(model: Model, inputs: Arrays, blocks: Mapping[str, tuple[Side, Sid
         return found.report(float(np.max([ahead, back])), _worst(errors), differences.values())
 
     return _quietly(check)
+
+
+def joined(findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the findings of checks of one answer: the worst of each error, and all notes."""
+    first, *rest = findings
+    found = dict(first)
+    for other in rest:
+        for error in ("adjoint", "difference"):
+            known = [e for e in (found[error], other[error]) if e is not None]
+            # An error that could not be told is no smaller than one that could, unless nothing but kinks hid it.
+            found[error] = max(known) if len(known) == 2 or (other["passed"] and found["passed"] and known) else None
+        found["passed"] = found["passed"] and other["passed"]
+        notes = dict.fromkeys(f["note"] for f in (found, other) if "note" in f)
+        found |= {"note": "; ".join(notes)} if notes else {}
+    return found
 
 
 def _worst(errors: list[float | None]) -> float | None:

@@ -8,13 +8,17 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from app.operators import _check as checks
 from app.operators import _programs as programs
 from app.operators import _reading as reading
 from app.operators._operator import Arrays, Item, Shape, Tensors, Work
+from app.operators._plan import Side
+from app.operators._slices import Slice, select
 from models.model import Model
 from models.signature import Array
 
@@ -25,6 +29,14 @@ _COPIES = 2
 def sequence(model: Model) -> Array:
     """Return the one input with a time axis, which every model has that works step by step."""
     return next(a for a in model.signature.inputs if "time" in a.axes)
+
+
+def _side(*arrays: Array) -> Side:
+    """Return all of some arrays, side by side, at one time step."""
+    sizes = [1 if axis == "time" else n or 0 for n, axis in zip(arrays[0].shape, arrays[0].axes, strict=True)][1:]
+    sizes[-1] = sum(a.shape[-1] or 0 for a in arrays)
+    whole = Slice(arrays[0].name, (), arrays[0].name, ())
+    return Side(arrays, select(whole, arrays[0].axes[1:], sizes, "parts"), batched=True, timed=False)
 
 
 @dataclass(frozen=True)
@@ -94,6 +106,21 @@ class Steps:
                     whole[part] = np.empty((self.count, *array.shape[1:]), array.dtype)
                 whole[part][start:stop] = array
         yield {part: self._shaped(part, whole[part]) for part in self.parts}
+
+    def check(self, answer: Arrays) -> Generator[Work, Arrays, dict[str, Any]]:
+        """Check the answer's matrices, with all steps as rows of one batch; the state moves, then the input."""
+        before: Arrays = {}
+        if self.length > 1:
+            before = yield self._work("states", self._states, self.feeds, compile=False)
+        rows = {path: self._rows(path, array) for path, array in {**self.feeds, **before}.items()}
+        signature = self.model.signature
+        state, x, y = (_side(*arrays) for arrays in (signature.states, [self._x], signature.outputs[:1]))
+        findings: list[dict[str, Any]] = []
+        for column, parts in ((state, "AC"), (x, "BD")):
+            blocks = {p: (state if p in "AB" else y, column) for p in parts if p in self.parts}
+            if blocks:
+                findings.append((yield from checks.of_blocks(self.model, rows, blocks)(answer)))
+        return checks.joined(findings)
 
     @cached_property
     def _x(self) -> Array:

@@ -5,6 +5,7 @@ from typing import Any
 
 from app.calls import Call
 from app.operators import _reading as reading
+from app.operators._check import OPTION
 from app.operators._operator import Job
 from app.operators._plan import ranges
 from app.operators._steps import Steps, sequence
@@ -43,6 +44,7 @@ class _Transitions:
             "default": list(PARTS),
             "description": "Which matrices to compute.",
         },
+        "check": OPTION,
     }
     required: Sequence[str] = ("inputs",)
     quick = False
@@ -76,6 +78,7 @@ class _Transitions:
             rows=steps.count,
             strategy="scan",
             casts=casts,
+            check=steps.check if reading.read_flag(call, "check") else None,
             info={"chunks": len(steps.chunks)},
             extra={"order": ranges(model.signature.states)},
         )
