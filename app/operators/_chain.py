@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from app.operators import _programs as programs
 from app.operators._chunks import Tensors, names, one_hot, pick
-from app.operators._plan import Side
+from app.operators._sides import Side
 from models.model import Model
 
 

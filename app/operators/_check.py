@@ -8,7 +8,7 @@ import numpy as np
 
 from app.operators._measure import Compared, Measured, measure, of_field, value_of
 from app.operators._operator import Arrays, Check, Work
-from app.operators._plan import Side
+from app.operators._sides import Side
 from models.gradcheck import adjoint_gap, inner, largest, norm, random_like, relative
 from models.model import Model
 

@@ -11,7 +11,8 @@ from math import prod
 import tensorflow as tf
 
 from app.operators import _programs as programs
-from app.operators._plan import Piece, Side
+from app.operators._plan import Piece
+from app.operators._sides import Side
 from models.model import Model
 
 Tensors = dict[str, tf.Tensor]

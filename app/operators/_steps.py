@@ -17,7 +17,7 @@ from app.operators import _check as checks
 from app.operators import _programs as programs
 from app.operators import _reading as reading
 from app.operators._operator import Arrays, Item, Shape, Tensors, Work
-from app.operators._plan import Side
+from app.operators._sides import Side
 from app.operators._slices import Slice, select
 from models.model import Model
 from models.signature import Array

@@ -7,7 +7,7 @@ from app.calls import Call
 from app.operators import _reading as reading
 from app.operators._check import OPTION
 from app.operators._operator import Job
-from app.operators._plan import ranges
+from app.operators._sides import ranges
 from app.operators._steps import Steps, sequence
 from models.model import Model
 from pushforward.errors import NotDifferentiable, TooLarge, UnknownName

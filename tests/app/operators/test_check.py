@@ -9,7 +9,7 @@ import pytest
 from app.calls import Call
 from app.operators import _check, transitions
 from app.operators._operator import Work
-from app.operators._plan import Side
+from app.operators._sides import Side
 from app.operators._slices import parse, select
 from app.programs import Programs
 from models.gradcheck import TOLERANCES

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.operators import _plan
-from app.operators._plan import Chunk, Side, Task, make_plan
+from app.operators._plan import Chunk, Task, make_plan
+from app.operators._sides import Side
 from app.operators._slices import parse, select
 from models.model import Model
 from models.signature import Array

@@ -1,0 +1,175 @@
+"""Computes a planned Jacobian block by block: which works, on which part of the arrays, and how they fit together."""
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from app.operators import _programs as programs
+from app.operators import _reading as reading
+from app.operators._chain import Chain
+from app.operators._chunks import Slab, Tensors
+from app.operators._operator import Arrays, Item, Work
+from app.operators._plan import Block, Chunk, Plan, Task
+from app.operators._sides import Side
+from models.model import Model
+
+# Compiling takes seconds for every new size of a slice; with less to do, a program that is not compiled takes
+# milliseconds.
+_WORTH_COMPILING = 2e7
+
+
+@dataclass
+class Run:
+    """Computes a planned Jacobian: yields the works to be done, and each block when it is complete."""
+
+    model: Model
+    feeds: reading.Feeds
+    task: Task
+    plan: Plan
+    casts: list[str]
+    states: tuple[tuple[int, int], Arrays] | None = field(default=None)
+
+    def steps(self) -> Generator[Item, Arrays, None]:
+        flops = self.task.flops * self.plan.steps * self.task.batch
+        kinds = self.plan.kinds
+        alike = kinds is not None and len({self._size(chunk) for chunk in kinds}) <= 2
+        compile = flops > _WORTH_COMPILING and alike
+        for block in self.plan.blocks:
+            yield (yield from self._block(block, compile))
+
+    def _size(self, chunk: Chunk) -> tuple[int, ...]:
+        spans = (chunk.samples, chunk.window, chunk.rows if self.plan.mode == "reverse" else chunk.columns)
+        return tuple(stop - start for start, stop in spans)
+
+    def _block(self, block: Block, compile: bool) -> Generator[Work, Arrays, np.ndarray]:
+        samples, rows, columns = block.samples, block.rows, self.task.wrt.count
+        shape = (samples[1] - samples[0], rows[1] - rows[0], columns)
+        found = None
+        for chunk in block.chunks:
+            before = yield from self._before(chunk)
+            part = self._trim(chunk, (yield self._work(chunk, before, compile))["block"])
+            if part.shape == shape:
+                return part
+            found = np.zeros(shape, self.task.dtype) if found is None else found
+            at = [(chunk.samples, samples[0]), (chunk.rows, rows[0]), (chunk.columns, 0)]
+            found[tuple(slice(start - o, stop - o) for (start, stop), o in at)] = part
+        return np.zeros(shape, self.task.dtype) if found is None else found
+
+    def _trim(self, chunk: Chunk, block: np.ndarray) -> np.ndarray:
+        """Make a program's result `(samples, rows, columns)`; of the side without directions it holds whole steps."""
+        covers = [(chunk.rows, chunk.rows), (chunk.columns, chunk.columns)]
+        other = 0 if self.plan.mode == "forward" else 1
+        covers[other] = (covers[other][0], (self.task.of, self.task.wrt)[other].cover(covers[other][0]))
+        sizes = [stop - start for _, (start, stop) in covers]
+        rows, columns = (slice(part[0] - cover[0], part[1] - cover[0]) for part, cover in covers)
+        return block.reshape(-1, *sizes)[:, rows, columns]
+
+    def _before(self, chunk: Chunk) -> Generator[Work, Arrays, dict[str, np.ndarray]]:
+        """Return the states that a window begins with: those of the request, or those after the steps before."""
+        start = chunk.window[0]
+        if start == 0:
+            return {p: a for p, a in self._samples(chunk).items() if p.startswith("inputs.state.")}
+        if self.states is None or self.states[0] != chunk.samples:
+            self.states = chunk.samples, (yield self._states(chunk))
+        signature = self.model.signature
+        names = {s.name: "hidden." + s.name.partition(".")[2] for s in signature.states}
+        return {f"inputs.{s}": self.states[1][h][:, start - 1] for s, h in names.items()}
+
+    def _states(self, chunk: Chunk) -> Work:
+        names = ["hidden." + s.name.partition(".")[2] for s in self.model.signature.states]
+        # For all chunks of these samples, so up to the last beginning of any.
+        stop = max((c.window[0] for c in self.plan.kinds or ()), default=self.task.length)
+        feeds = self._cut(self._samples(chunk), 0, stop)
+
+        def program(arrays: Tensors) -> Tensors:
+            return self.model.run(programs.primals_of(arrays), names)
+
+        shapes = reading.free_shapes(self.model, feeds)
+        shapes |= {path: (None, None, *shape[2:]) for path, shape in shapes.items() if path in self._timed}
+        return self._as_work(("states",), program, feeds, shapes, compile=False)
+
+    def _work(self, chunk: Chunk, before: Arrays, compile: bool) -> Work:
+        task, mode = self.task, self.plan.mode
+        start, stop = chunk.window
+        feeds = {p: a for p, a in self._samples(chunk).items() if not p.startswith("inputs.state.")}
+        feeds = {**(self._cut(feeds, start, stop) if task.causal else feeds), **before}
+        if chunk.chain is not None:
+            return self._chain(chunk, *chunk.chain, feeds, compile)
+        many = 1 << (chunk.directions(mode) - 1).bit_length()
+        slab = Slab(self.model, task.of, task.wrt, chunk.pieces, many)
+        # The first piece that is seen begins the steps of `of`.
+        unseen = next(i for i, piece in enumerate(chunk.pieces) if piece.seen)
+        lengths = [piece.length for piece in chunk.pieces]
+        free = stop - start - sum(n or 0 for n in lengths)
+        origin = {"of": start + sum(free if n is None else n for n in lengths[:unseen]), "wrt": start}
+        here, other = ("wrt", "of") if mode == "forward" else ("of", "wrt")
+        side, parts = {"of": task.of, "wrt": task.wrt}, {"of": chunk.rows, "wrt": chunk.columns}
+        directions = side[here].selection.elements(*parts[here])
+        if side[here].timed:
+            directions[:, 0] -= origin[here]
+        arrays = {**feeds, "directions": directions.astype(np.int32)}
+        full = side[other].selection.sizes
+        for axis, pick in enumerate(_picks(side[other], parts[other], origin[other])):
+            size = full[axis]
+            if side[other].timed and axis == 0:
+                size = stop - start if mode == "reverse" else stop - origin["of"]
+            if pick != range(size):
+                arrays[f"picks.{axis}"] = np.array(pick, np.int32)
+        shapes: dict[str, tuple[int | None, ...]] = {p: a.shape for p, a in arrays.items()}
+        shapes |= {p: (None, *a.shape[1:]) for p, a in arrays.items() if p.startswith(("directions", "picks."))}
+        for a in self.model.signature.inputs:
+            if "time" in a.axes:
+                path = f"inputs.{a.name}"
+                shapes[path] = (arrays[path].shape[0], None, *arrays[path].shape[2:])
+        program = slab.forward if mode == "forward" else slab.reverse
+        return self._as_work((mode, slab.key), program, arrays, shapes, compile)
+
+    def _chain(self, chunk: Chunk, links: int, size: int, feeds: dict[str, np.ndarray], compile: bool) -> Work:
+        task, (start, stop) = self.task, chunk.window
+        padding = links * size - (stop - start)
+        timed = self._timed
+        arrays = {p: np.pad(a, _end(a, padding)) if padding and p in timed else a for p, a in feeds.items()}
+        arrays["directions"] = task.wrt.selection.elements(0, task.wrt.per_step)[:, 1:].astype(np.int32)
+        (rows, *within), (columns, *_) = (
+            _picks(side, part, start) for side, part in ((task.of, chunk.rows), (task.wrt, chunk.columns))
+        )
+        for name, steps in (("rows", rows), ("columns", columns)):
+            if steps != range(links * size):
+                arrays[name] = np.array(steps, np.int32)
+        for axis, (taken, size_) in enumerate(zip(within, task.of.selection.sizes[1:], strict=True), 1):
+            if taken != range(size_):
+                arrays[f"picks.{axis}"] = np.array(taken, np.int32)
+        program = Chain(self.model, task.of, task.wrt, links, size)
+        shapes: dict[str, tuple[int | None, ...]] = {p: a.shape for p, a in arrays.items()}
+        return self._as_work(("chain", program.key), program.forward, arrays, shapes, compile)
+
+    @property
+    def _timed(self) -> set[str]:
+        return {f"inputs.{a.name}" for a in self.model.signature.inputs if "time" in a.axes}
+
+    def _as_work(
+        self, key: Any, program: Any, feeds: Arrays, shapes: Mapping[str, tuple[int | None, ...]], compile: bool
+    ) -> Work:
+        return Work(key, lambda: program, feeds, shapes, rows=1, strategy="scan", casts=[], compile=compile)
+
+    def _samples(self, chunk: Chunk) -> dict[str, np.ndarray]:
+        return {path: array[slice(*chunk.samples)] for path, array in self.feeds.items()}
+
+    def _cut(self, feeds: Arrays, start: int, stop: int) -> dict[str, np.ndarray]:
+        timed = self._timed
+        return {path: array[:, start:stop] if path in timed else array for path, array in feeds.items()}
+
+
+def _end(array: np.ndarray, padding: int) -> list[tuple[int, int]]:
+    return [(0, padding if axis == 1 else 0) for axis in range(array.ndim)]
+
+
+def _picks(side: Side, part: tuple[int, int], origin: int) -> list[range]:
+    """Return the indices along each axis of a part of a slice that is whole but for some of its first axis."""
+    picks = list(side.selection.picks)
+    if side.timed:
+        first, end = (i // side.per_step for i in side.cover(part))
+        picks[0] = range(picks[0][first] - origin, picks[0][end - 1] - origin + picks[0].step, picks[0].step)
+    return picks
