@@ -69,7 +69,7 @@ class Run:
     def _before(self, chunk: Chunk) -> Generator[Work, Arrays, dict[str, np.ndarray]]:
         """Return the states that a window begins with: those of the request, or those after the steps before."""
         start = chunk.window[0]
-        if start == 0:
+        if start == 0 or not self.model.signature.states:
             return {p: a for p, a in self._samples(chunk).items() if p.startswith("inputs.state.")}
         if self.states is None or self.states[0] != chunk.samples:
             self.states = chunk.samples, (yield self._states(chunk))
