@@ -68,6 +68,25 @@ def solve(prepare, programs):
 
 
 @pytest.fixture(scope="session")
+def in_float64():
+    """Make a network of float64 layers, always with the same weights: `in_float64(make)`."""
+    import keras
+
+    def in_float64(make):
+        policy = keras.config.dtype_policy()
+        keras.utils.set_random_seed(4)
+        keras.config.set_floatx("float64")
+        keras.config.set_dtype_policy("float64")
+        try:
+            return make()
+        finally:
+            keras.config.set_floatx("float32")
+            keras.config.set_dtype_policy(policy)
+
+    return in_float64
+
+
+@pytest.fixture(scope="session")
 def by_rows():
     """Compute a whole Jacobian row by row and sample by sample, with TensorFlow's tape around any function.
 

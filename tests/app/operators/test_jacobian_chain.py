@@ -19,14 +19,8 @@ def chains(monkeypatch):
     monkeypatch.setattr(_plan, "_steps", lambda task, mode, chunk: 0 if chunk.chain else steps(task, mode, chunk))
 
 
-def made(*layers, shape=(None, 2)):
-    keras.utils.set_random_seed(4)
-    keras.config.set_floatx("float64")
-    try:
-        network = keras.Sequential([keras.Input(shape), *(make() for make in layers)])
-    finally:
-        keras.config.set_floatx("float32")
-    return network
+def made(*layers):
+    return keras.Sequential([keras.Input((None, 2)), *(make() for make in layers)])
 
 
 MODELS = {
@@ -51,9 +45,9 @@ def cache():
 
 
 @pytest.fixture
-def model(cache, kind):
+def model(cache, kind, in_float64):
     if kind not in cache:
-        cache[kind] = Model(kind, MODELS[kind]())
+        cache[kind] = Model(kind, in_float64(MODELS[kind]))
     return cache[kind]
 
 

@@ -160,13 +160,8 @@ CASES = {
 class Served:
     """A model in float64, its stock double with the same weights, and a point."""
 
-    def __init__(self, name, case):
-        keras.utils.set_random_seed(7)
-        keras.config.set_floatx("float64")
-        try:
-            self.stock, network = case.make(), case.make()
-        finally:
-            keras.config.set_floatx("float32")
+    def __init__(self, name, case, in_float64):
+        self.stock, network = in_float64(case.make), in_float64(case.make)
         rng = np.random.default_rng(11)
         weights = [w + 0.3 * rng.normal(size=w.shape) for w in self.stock.get_weights()]
         weights = [
@@ -218,8 +213,8 @@ class Served:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def served(request):
-    return Served(request.param, CASES[request.param])
+def served(request, in_float64):
+    return Served(request.param, CASES[request.param], in_float64)
 
 
 def index(text):

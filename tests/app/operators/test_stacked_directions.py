@@ -1,6 +1,6 @@
 """Reverse and forward mode for stacked directions, in all sorts of models, against one direction at a time."""
 
-from functools import cache
+from functools import cache, partial
 
 import keras
 import numpy as np
@@ -81,14 +81,13 @@ MODELS = {
 }
 
 
-@cache
-def made(name):
-    keras.utils.set_random_seed(2)
-    keras.config.set_floatx("float64")
-    try:
-        model = Model(name, MODELS[name]())
-    finally:
-        keras.config.set_floatx("float32")
+@pytest.fixture(scope="module")
+def made(in_float64):
+    return cache(partial(point, in_float64))
+
+
+def point(in_float64, name):
+    model = Model(name, in_float64(MODELS[name]))
     rng = np.random.default_rng(6)
     (spec,) = model.signature.inputs
     shape = [BATCH, *([TIME] if "time" in spec.axes else []), *(n for n in spec.shape[1:] if n)]
@@ -120,7 +119,7 @@ def pull(model, inputs, outputs, wrt, cotangents, stacked, directions=0, jit=Fal
     return tf.function(run, autograph=False, jit_compile=jit)
 
 
-def check_pull(name, wrt, directions=0, jit=False):
+def check_pull(made, name, wrt, directions=0, jit=False):
     model, inputs, outputs, _ = made(name)
     cotangents = draw(model.run(inputs, outputs), 1)
     arguments = (model, inputs, outputs, wrt, cotangents)
@@ -133,18 +132,18 @@ def check_pull(name, wrt, directions=0, jit=False):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_reverse_by_inputs_states_and_parameters(name):
+def test_reverse_by_inputs_states_and_parameters(made, name):
     model, _, _, sources = made(name)
-    check_pull(name, [*sources, *(p.name for p in model.signature.parameters)])
+    check_pull(made, name, [*sources, *(p.name for p in model.signature.parameters)])
 
 
 @pytest.mark.parametrize("name", [n for n in MODELS if n != "dense"])
-def test_reverse_by_the_matrices_of_steps(name):
-    check_pull(name, made(name)[3] or [p.name for p in made(name)[0].signature.parameters], directions=100)
+def test_reverse_by_the_matrices_of_steps(made, name):
+    check_pull(made, name, made(name)[3] or [p.name for p in made(name)[0].signature.parameters], directions=100)
 
 
 @pytest.mark.parametrize("name", ["two", "bidirectional", "tokens", "image"])
-def test_forward_by_the_matrices_of_steps(name):
+def test_forward_by_the_matrices_of_steps(made, name):
     model, inputs, outputs, wrt = made(name)
     point = programs.point_of(model, inputs, wrt)
     tangents = draw(point, 2)
@@ -160,12 +159,12 @@ def test_forward_by_the_matrices_of_steps(name):
     assert compare(numbered(found), wanted, floor=1e-3) < TOLERANCES["float64"].equality
 
 
-def test_reverse_under_xla():
+def test_reverse_under_xla(made):
     model, _, _, sources = made("two")
-    check_pull("two", [*sources, model.signature.parameters[0].name], jit=True)
+    check_pull(made, "two", [*sources, model.signature.parameters[0].name], jit=True)
 
 
-def test_what_an_output_does_not_depend_on_is_zeros():
+def test_what_an_output_does_not_depend_on_is_zeros(made):
     model, inputs, _, _ = made("two")
     second = model.signature.parameters[-1].name
     outputs = [model.signature.states[0].name]
