@@ -50,6 +50,8 @@ class Run:
         for chunk in block.chunks:
             before = yield from self._before(chunk)
             part = self._trim(chunk, (yield self._work(chunk, before, compile))["block"])
+            # Reverse mode finds it in the dtype of `wrt`.
+            part = part.astype(self.task.dtype, copy=False)
             if part.shape == shape:
                 return part
             found = np.zeros(shape, self.task.dtype) if found is None else found
