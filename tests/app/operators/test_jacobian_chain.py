@@ -4,7 +4,9 @@ import keras
 import numpy as np
 import pytest
 
-from app.operators import _plan
+from app.operators import _blocks, _plan
+from app.operators._operator import Work
+from app.programs import Programs
 from models.model import Model
 
 L = keras.layers
@@ -81,3 +83,23 @@ def test_chains_against_reverse_mode(solve, model, kind, time, of, wrt, given):
     if time == 12 and of == "y":
         later = np.triu(np.ones((time, time), bool), 1)
         assert np.all(found.array.transpose(1, 3, 0, 2, 4)[later] == 0)
+
+
+@pytest.mark.parametrize("kind", ["gru"])
+def test_compiled_programs_give_the_same_numbers(prepare, solve, model, monkeypatch):
+    monkeypatch.setattr(_blocks, "_WORTH_COMPILING", -1)
+    compiled = Programs(compiled_shapes=8)
+    x = np.random.default_rng(2).normal(size=(1, 9, 2))
+    for of, wrt, mode, kind in (
+        ("y", "x", "forward", "chain"),
+        ("y[6:]", "state.rnn.h", "forward", "forward"),
+        ("y[5:8]", "x[2:]", "reverse", "reverse"),
+    ):
+        steps = prepare(model, {"x": x}, of, wrt, mode=mode).steps()
+        work, found = next(steps), {}
+        while isinstance(work, Work):
+            found, by_xla = compiled.run(model, "jacobian", work)
+            last, work = work, steps.send(found)
+        assert (last.key[0], by_xla) == (kind, True)
+        wanted = solve(model, {"x": x}, of, wrt, mode=mode).array
+        np.testing.assert_allclose(work.reshape(wanted.shape), wanted, rtol=0, atol=1e-13)

@@ -244,6 +244,17 @@ def test_against_stock_row_by_row(served, solve, by_rows, take):
     check(served, solve, by_rows, take, 0, None)
 
 
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_a_jacobian_has_the_dtype_of_what_is_differentiated(solve, mode):
+    """As in a model of float16 layers with float32 inputs and weights; `solve` compares with what is announced."""
+    head = L.Dense(2, dtype="float64", name="dense")
+    model = Model("head", in_a_row(L.GRU(3, return_sequences=True, name="gru"), head))
+    x = np.random.default_rng(0).normal(size=(1, 3, 3)).astype("float32")
+    assert solve(model, {"x": x}, "y", "x[1:]", mode=mode).array.dtype == "float64"
+    assert solve(model, {"x": x}, "y[-1]", "param.gru.bias[0]", mode=mode).array.dtype == "float64"
+    assert solve(model, {"x": x}, "hidden.gru.h[-1]", "x[0]", mode=mode).array.dtype == "float32"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [None, 1000])
 def test_every_kind_of_name_and_small_chunks(served, solve, by_rows, take, budget):
