@@ -100,8 +100,9 @@ class Engine:
             raise Draining(
                 "the server is shutting down; send the request to another one, or again later", retry_after_s=5
             )
-        if self._pending >= self._settings.queue_size:
-            raise Overloaded(f"{self._pending} calls are waiting, as many as may; try again later", retry_after_s=1)
+        waiting = self._pending + self._runs.orphans
+        if waiting >= self._settings.queue_size:
+            raise Overloaded(f"{waiting} calls are waiting, as many as may; try again later", retry_after_s=1)
         model, operator = self._find(call.model), self._operators[call.operator]
         usage = Usage()
         limit = min(call.timeout_s or self._settings.timeout_s, self._settings.timeout_s)

@@ -56,6 +56,8 @@ class Runs:
         self.programs = Programs(compiled_shapes=compiled_shapes)
         self._metrics = metrics
         self._compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        self.orphans = 0
+        """Turns that are still running, although their callers have left."""
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -67,8 +69,16 @@ class Runs:
         await asyncio.to_thread(self._compute.shutdown, wait=True)
 
     async def on_thread(self, function: Callable[[], T]) -> T:
-        """Run a function on the compute thread."""
-        return await asyncio.wrap_future(self._submit(function))
+        """Run a function on the compute thread; if its caller leaves before it has begun, it never runs."""
+        future = self._submit(function)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if not future.done():
+                self.orphans += 1
+                loop = asyncio.get_running_loop()
+                future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._orphan_ended))
+            raise
 
     async def items(
         self, model: Model, operator: str, steps: Steps, usage: Usage, limit: Callable[[], float | None] = lambda: None
@@ -146,6 +156,9 @@ class Runs:
         future = self._compute.submit(function)
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._ended))
         return future
+
+    def _orphan_ended(self) -> None:
+        self.orphans -= 1
 
     def _ended(self) -> None:
         self._running -= 1

@@ -94,7 +94,10 @@ def test_commands_exist():
 def url():
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(Settings(models=("seed-gru", "stacked-rnn"), warm=False)), host="127.0.0.1", port=0, log_config=None
+            create_app(Settings(models=("seed-gru", "stacked-rnn"), warm=False)),
+            host="127.0.0.1",
+            port=0,
+            log_config=None,
         )
     )
     thread = threading.Thread(target=server.run)

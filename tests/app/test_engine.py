@@ -44,7 +44,7 @@ def make_engine(engine, gate):
     def make(**settings):
         made = app.engine.Engine.from_settings(Settings(models=(), warm=False, **settings))
         made._register(engine.models["stacked-rnn"], "a test's")
-        made._programs = gate
+        made._runs.programs = gate
         return made
 
     return make
@@ -158,7 +158,7 @@ def test_a_call_that_nobody_waits_for_still_takes_its_place_in_the_queue(make_en
         with pytest.raises(Overloaded):
             await engine(call())
         gate.open.set()
-        await engine._idle.wait()
+        await engine._runs._idle.wait()
         await engine(call())
         await engine.close()
 

@@ -29,7 +29,10 @@ class Counted:
         return {"outputs.y": self.function(arrays["inputs.x"])}
 
     def work(self, x, key="key", exact=False):
-        return Work(key, lambda: self, {"inputs.x": np.asarray(x)}, len(x), "scan", (), exact)
+        x = np.asarray(x)
+        free = (None, None, *x.shape[2:])
+        strategy = "unrolled" if exact else "scan"
+        return Work(key, lambda: self, {"inputs.x": x}, {"inputs.x": x.shape if exact else free}, len(x), strategy, ())
 
 
 @pytest.fixture
