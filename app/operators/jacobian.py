@@ -113,10 +113,14 @@ class _Jacobian:
         )
 
     def example(self, model: Model) -> dict[str, Any]:
+        s = model.signature
+        of = next((a for a in (*s.outputs, *s.states, *s.hidden) if a.differentiable), None)
+        if of is None:
+            raise NotDifferentiable(f"model {model.name!r} has nothing on its output side that holds real numbers")
         return {
             "model": model.name,
             "inputs": reading.example_input(model),
-            "of": model.signature.outputs[0].name,
+            "of": of.name,
             "wrt": reading.example_source(model).name,
         }
 
