@@ -28,6 +28,7 @@ from pushforward.errors import (
     InvalidRequest,
     NotDifferentiable,
     Overloaded,
+    TooLarge,
     UnknownModel,
     UnsafeModel,
 )
@@ -112,6 +113,7 @@ class Engine:
                     job = await self._prepare(operator, model, call)
                     if job.plan_only:
                         return self._answer(model, job, {})
+                    self._check_size(job)
                     if job.whole is not None and job.whole.nbytes > AT_ONCE_BYTES:
                         return self._streamed(model, operator.name, job, job.whole, call, usage)
                     arrays, findings = await self._compute(model, operator.name, job, usage)
@@ -172,12 +174,6 @@ class Engine:
         return arrays, {"check": findings}
 
     def _streamed(self, model: Model, operator: str, job: Job, whole: Whole, call: Call, usage: Usage) -> Answer:
-        if job.check is not None:
-            raise InvalidRequest(
-                f"expected an array of up to {AT_ONCE_BYTES} bytes to check, got {whole.nbytes}, which are sent while "
-                "they are computed; ask for a smaller slice",
-                path="check",
-            )
         end = None if call.timeout_s is None else time.monotonic() + call.timeout_s
 
         def limit() -> float:
@@ -191,17 +187,37 @@ class Engine:
                         async for item in items:
                             yield item
                 except TimeoutError:
-                    raise self._late(limit() if end is None else call.timeout_s or 0.0) from None
+                    own = call.timeout_s if end is not None and time.monotonic() >= end else None
+                    raise self._late(own or self._settings.timeout_s) from None
             self._runs.learn(job.flops, usage)
 
         answer = self._answer(model, job, {}, {"streamed": True})
         return replace(answer, streamed=Streamed(whole.field, whole.shape, whole.dtype, blocks()))
 
+    def _check_size(self, job: Job) -> None:
+        size, most = job.nbytes, self._settings.max_response_bytes
+        if size > most:
+            raise TooLarge(
+                f"the answer would have {size} bytes, the limit is {most}; send fewer steps or rows, ask for fewer "
+                f"parts, push directions with POST /jvp, or have {variable('max_response_mb')} raised on the server",
+                expected=f"at most {most} bytes",
+                received=f"{size} bytes",
+            )
+        size = max(size, job.whole.nbytes if job.whole is not None else 0)
+        if job.check is not None and size > AT_ONCE_BYTES:
+            raise InvalidRequest(
+                f"expected an answer of up to {AT_ONCE_BYTES} bytes to check, got one of {size}; ask for less at once",
+                path="check",
+                expected=f"at most {AT_ONCE_BYTES} bytes",
+                received=f"{size} bytes",
+            )
+
     def _late(self, limit: float) -> DeadlineExceeded:
         own = limit < self._settings.timeout_s
         remedy = "give a larger timeout_s" if own else f"raise the server's {variable('timeout_s')}"
         return DeadlineExceeded(
-            f"the answer was not ready within {limit:g} s; send fewer rows, or {remedy}", expected=f"{limit:g} s"
+            f"the answer was not ready within {limit:g} s; send fewer rows, ask for less at once, or {remedy}",
+            expected=f"{limit:g} s",
         )
 
     def _answer(

@@ -7,10 +7,12 @@ and a call that nobody waits for any more gets none.
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import numpy as np
 
 from app.metrics import Metrics
 from app.operators._operator import Arrays, Item, Steps, Work
@@ -70,14 +72,18 @@ class Runs:
 
     async def on_thread(self, function: Callable[[], T]) -> T:
         """Run a function on the compute thread; if its caller leaves before it has begun, it never runs."""
-        future = self._submit(function)
+        loop = asyncio.get_running_loop()
+        left: list[bool] = []
+        self._running += 1
+        self._idle.clear()
+        future = self._compute.submit(function)
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._ended, left))
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             if not future.done():
                 self.orphans += 1
-                loop = asyncio.get_running_loop()
-                future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._orphan_ended))
+                left.append(True)
             raise
 
     async def items(
@@ -125,17 +131,13 @@ class Runs:
         if usage.queued is None:
             usage.queued = begin - usage.submitted
         found: list[Any] = []
-        work, turns.pending = turns.pending, None
-        item: Item | None = work or next(turns.steps, None)
+        item, turns.pending = turns.pending or next(turns.steps, None), None
         ran = False
         while item is not None:
-            if not isinstance(item, Work):
-                found.append(item)
-                item = next(turns.steps, None)
-            elif ran:
+            if isinstance(item, Work) and ran:
                 turns.pending = item
                 break
-            else:
+            if isinstance(item, Work):
                 arrays, compiled = self.programs.run(model, operator, item)
                 self._metrics.chunks.labels(operator, model.name).inc()
                 usage.compiled |= compiled
@@ -144,23 +146,17 @@ class Runs:
                     item = turns.steps.send(arrays)
                 except StopIteration:
                     item = None
-        turns.done = turns.pending is None
+                continue
+            found.append(item)
+            if isinstance(item, np.ndarray):  # a block, which may be large even if nothing was run for it
+                break
+            item = next(turns.steps, None)
+        turns.done = item is None
         usage.computed += time.perf_counter() - begin
         return found
 
-    def _submit(self, function: Callable[[], T]) -> "Future[T]":
-        # A call that nobody waits for any more still occupies the thread until its turn ends.
-        loop = asyncio.get_running_loop()
-        self._running += 1
-        self._idle.clear()
-        future = self._compute.submit(function)
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._ended))
-        return future
-
-    def _orphan_ended(self) -> None:
-        self.orphans -= 1
-
-    def _ended(self) -> None:
+    def _ended(self, left: list[bool]) -> None:
+        self.orphans -= len(left)
         self._running -= 1
         if self._running == 0:
             self._idle.set()

@@ -77,6 +77,7 @@ class Job:
         strategy: the strategy that was picked.
         casts: notes on arrays that were converted.
         whole: the one array that comes in parts, if there is one.
+        nbytes: the size of all arrays of the answer, where it is known before.
         flops: floating-point operations in all, about; 0 if nobody asks.
         info: further members of `info`.
         extra: further members of the answer.
@@ -89,6 +90,7 @@ class Job:
     strategy: str
     casts: Sequence[str]
     whole: Whole | None = None
+    nbytes: int = 0
     flops: float = 0.0
     info: Mapping[str, Any] = field(default_factory=dict[str, Any])
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])

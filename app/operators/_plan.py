@@ -20,7 +20,7 @@ MODES = ("forward", "reverse")
 # Below so many floating-point operations the simplest program is the best: a chain takes longer to trace and compile.
 _WORTH_CHAINING = 2e7
 # Of more chunks for a sample each is only cut when it is needed.
-_MOST_CUT = 10_000
+_MOST_CUT = 30_000
 # How many links a chain has, and how many steps a link at most.
 _LINKS = 8
 _LONGEST_LINK = 32
@@ -181,8 +181,7 @@ class _Uncut:
 def make_plan(task: Task, mode: str = "auto") -> Plan:
     """Choose a mode, unless it is given, and cut the work into blocks and chunks."""
     modes = MODES if mode == "auto" else (mode,)
-    large = any(_count(task, m) > _MOST_CUT for m in modes)
-    plans = [_estimate(task, m) if large else _plan(task, m) for m in modes]
+    plans = [_estimate(task, m) if _count(task, m) > _MOST_CUT else _plan(task, m) for m in modes]
     chosen, *others = sorted(plans, key=lambda plan: plan.steps)  # forward first if they are equal
     if not others:
         return replace(chosen, why=f"{mode} mode was asked for")
@@ -191,10 +190,14 @@ def make_plan(task: Task, mode: str = "auto") -> Plan:
 
 
 def _estimate(task: Task, mode: str) -> Plan:
-    """Plan so many chunks that they are not cut before they are needed: passes and steps are as if they were one."""
+    """Plan so many chunks that they are not cut before they are needed, with passes and steps as they are at most."""
     # Without chains, for which there are too many directions.
     whole = _plan(replace(task, block_bytes=sys.maxsize, chunk_bytes=sys.maxsize, flops=0), mode)
-    return replace(whole, count=_count(task, mode) * task.batch, blocks=_Uncut(task, mode))
+    # Forward mode runs all columns anew for each block of rows.
+    times = -(-task.of.count // _most_rows(task)) if mode == "forward" else 1
+    count = _count(task, mode) * task.batch
+    blocks = _Uncut(task, mode)
+    return replace(whole, passes=whole.passes * times, steps=whole.steps * times, count=count, blocks=blocks)
 
 
 def _plan(task: Task, mode: str) -> Plan:
@@ -222,11 +225,15 @@ def _count(task: Task, mode: str) -> int:
     return blocks * -(-columns // most) if mode == "forward" else max(blocks, -(-rows // most))
 
 
+def _most_rows(task: Task) -> int:
+    """Return how many rows a block of one sample holds at most."""
+    return min(task.of.count, max(1, task.block_bytes // (task.wrt.count * task.itemsize)))
+
+
 def _blocks(task: Task, mode: str) -> Iterator[Block]:
     rows, columns = task.of.count, task.wrt.count
     per_sample = rows * columns * task.itemsize
-    most_rows = rows if per_sample <= task.block_bytes else max(1, task.block_bytes // (columns * task.itemsize))
-    parts = list(_split(0, rows, most_rows, task.of.per_step))
+    parts = list(_split(0, rows, _most_rows(task), task.of.per_step))
     made: dict[tuple[int, Range], tuple[Chunk, ...]] = {}
     for start, stop in _split(0, task.batch, max(1, task.block_bytes // per_sample)):
         for part in parts:

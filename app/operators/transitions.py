@@ -10,15 +10,12 @@ from app.operators._operator import Job
 from app.operators._sides import ranges
 from app.operators._steps import Steps, sequence
 from models.model import Model
-from pushforward.errors import NotDifferentiable, TooLarge, UnknownName
+from pushforward.errors import NotDifferentiable, UnknownName
 
 PARTS = ("A", "B", "C", "D")
 
 # What a chunk of steps may hold at once.
 CHUNK_BYTES = 2**28
-
-# Larger answers are refused before anything is computed.
-MOST_BYTES = 2**31
 
 
 class _Transitions:
@@ -64,20 +61,12 @@ class _Transitions:
         casts: list[str] = []
         feeds = reading.read_inputs(model, call, casts)
         steps = Steps(model, tuple(parts), feeds, casts, CHUNK_BYTES)
-        size = sum(steps.nbytes(part) for part in parts)
-        if size > MOST_BYTES:
-            raise TooLarge(
-                f"the matrices would have {size} bytes, the limit is {MOST_BYTES}; send fewer steps or rows, ask for "
-                "fewer parts, or push directions with POST /jvp",
-                path="parts",
-                expected=f"at most {MOST_BYTES} bytes",
-                received=f"{size} bytes",
-            )
         return Job(
             steps=steps.run,
             rows=steps.count,
             strategy="scan",
             casts=casts,
+            nbytes=sum(steps.nbytes(part) for part in parts),
             check=steps.check if reading.read_flag(call, "check") else None,
             info={"chunks": len(steps.chunks)},
             extra={"order": ranges(model.signature.states)},

@@ -95,7 +95,9 @@ def test_the_event_loop_is_free_while_the_compute_thread_is_not(make_engine, gat
 def test_deadline(make_engine, gate, own, largest, remedy):
     async def main():
         engine = make_engine(timeout_s=largest)
-        with pytest.raises(DeadlineExceeded, match=rf"within 0\.05 s; send fewer rows, or {remedy}$"):
+        with pytest.raises(
+            DeadlineExceeded, match=rf"within 0\.05 s; send fewer rows, ask for less at once, or {remedy}$"
+        ):
             await engine(call(timeout_s=own))
         gate.open.set()
         await engine.close()

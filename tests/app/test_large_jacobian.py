@@ -1,4 +1,4 @@
-"""A Jacobian larger than the server may grow: streamed to a file, with others served meanwhile, and stopped by leaving."""
+"""A Jacobian larger than the server may grow: streamed to a file, with others served meanwhile, stopped by leaving."""
 
 import os
 import re

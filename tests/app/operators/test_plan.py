@@ -100,7 +100,8 @@ def test_every_entry_once_but_for_known_zeros(
     if cut:
         assert plan.count == sum(1 for block in plan.blocks for _ in block.chunks)
     if (block_bytes == chunk_bytes == 2**28 and not chained) or not cut:
-        assert plan.passes <= (wrt.count if plan.mode == "forward" else of.count)
+        again = 1 if cut else of.count  # all columns for each block of rows
+        assert plan.passes <= (wrt.count * again if plan.mode == "forward" else of.count)
         assert plan.steps <= plan.passes * length
 
 
@@ -142,14 +143,18 @@ def test_a_model_that_is_not_causal_runs_all_steps():
 
 
 @pytest.mark.parametrize("mode", ["auto", "forward", "reverse"])
-def test_terabytes_are_planned_without_cutting_them(mode, monkeypatch):
+def test_terabytes_are_planned_with_few_cuts(mode, monkeypatch):
     cuts = []
     monkeypatch.setattr(_plan, "Chunk", lambda *fields: cuts.append(fields) or Chunk(*fields))
     t = task(side("y", 1403, 200, ""), side("x", 1403, 200, ""), batch=100, length=1403, block_bytes=2**25)
     plan = make_plan(replace(t, chunk_bytes=2**24), mode)
     assert t.nbytes == 62_989_088_000_000
-    assert (plan.passes, plan.steps) == (280_600, 280_600 * 1403)
-    assert len(cuts) <= 2
+    # Forward mode would run all columns again for each block of rows.
+    times = -(-280_600 // (2**25 // (280_600 * 8))) if mode == "forward" else 1
+    assert plan.mode == ("forward" if mode == "forward" else "reverse")
+    assert plan.passes == 280_600 * times
+    assert plan.steps <= 280_600 * times * 1403
+    assert len(cuts) <= _plan._MOST_CUT
 
 
 @pytest.mark.parametrize("mode", ["forward", "reverse"])
@@ -190,3 +195,12 @@ def test_several_inputs_of_one_step_share_a_pass_over_the_batch(solve):
     found = solve(model, {"x": np.zeros((7, 3, 4), "float32")}, "y", "x[1]", mode="forward")
     assert found.chunks == 1
     assert (found.job.info["passes"], found.job.info["steps"], found.job.rows) == (4, 8, 28)
+
+
+@pytest.mark.parametrize("most", [100_000, 0])
+def test_large_plans_count_what_forward_mode_runs_anew_for_each_block(monkeypatch, most):
+    monkeypatch.setattr(_plan, "_MOST_CUT", most)
+    large = replace(task(side("y", 600, 4, ""), side("x", 600, 4, "")), flops=0, block_bytes=2**20, chunk_bytes=2**18)
+    plan = make_plan(large)
+    assert plan.mode == "reverse"
+    assert make_plan(large, "forward").steps > 3 * plan.steps
