@@ -15,6 +15,9 @@ from app.programs import Programs
 from models.gradcheck import TOLERANCES
 from models.model import Model
 
+# They trace many models, which takes minutes: `make test-slow`.
+pytestmark = pytest.mark.slow
+
 L = keras.layers
 BATCH, TIME, K = 2, 4, 3
 ZOO = ["bi-gru", "lstm-last", "seed-gru", "stacked-rnn"]

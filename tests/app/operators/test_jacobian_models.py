@@ -11,6 +11,9 @@ import tensorflow as tf
 from models.gradcheck import TOLERANCES
 from models.model import Model
 
+# They trace many models, which takes minutes: `make test-slow`.
+pytestmark = pytest.mark.slow
+
 L = keras.layers
 BATCH, TIME = 2, 5
 

@@ -12,6 +12,9 @@ from app.programs import Programs
 from models.model import Model
 from pushforward.errors import NotDifferentiable
 
+# They trace many models, which takes minutes: `make test-slow`.
+pytestmark = pytest.mark.slow
+
 L = keras.layers
 CLOSE = 1e-10
 RANDOM = np.random.default_rng(5)
