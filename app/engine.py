@@ -12,27 +12,16 @@ from typing import Any
 import numpy as np
 
 import app.operators
-import models.zoo
 from app.calls import Answer, Call, Streamed
 from app.metrics import Metrics
 from app.operators._operator import Arrays, Check, Item, Job, Operator, Whole, Work
 from app.programs import device
+from app.registry import Registry
 from app.runs import Runs, Usage
 from app.settings import Settings, variable
-from models.loader import load_directory
 from models.model import Model
 from pushforward._registry import scan
-from pushforward.errors import (
-    DeadlineExceeded,
-    Draining,
-    InvalidRequest,
-    NotDifferentiable,
-    Overloaded,
-    TooLarge,
-    UnknownModel,
-    UnsafeModel,
-)
-from pushforward.wire._arrays import DTYPES
+from pushforward.errors import DeadlineExceeded, Draining, InvalidRequest, NotDifferentiable, Overloaded, TooLarge
 
 # An array up to this size is computed before the answer to the request begins, so that `info` tells how.
 AT_ONCE_BYTES = 8_000_000
@@ -50,8 +39,7 @@ class Engine:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._models: dict[str, Model] = {}
-        self._summaries: dict[str, str] = {}
+        self._registry = Registry()
         self._operators: dict[str, Operator] = scan(app.operators, "OPERATOR")
         self._metrics = Metrics()
         self._runs = Runs(settings.compiled_shapes, self._metrics)
@@ -69,7 +57,7 @@ class Engine:
     @property
     def models(self) -> Mapping[str, Model]:
         """The registered models by name."""
-        return self._models
+        return self._registry.models
 
     @property
     def operators(self) -> Mapping[str, Operator]:
@@ -104,7 +92,7 @@ class Engine:
         waiting = self._pending + self._runs.orphans
         if waiting >= self._settings.queue_size:
             raise Overloaded(f"{waiting} calls are waiting, as many as may; try again later", retry_after_s=1)
-        model, operator = self._find(call.model), self._operators[call.operator]
+        model, operator = self._registry.find(call.model), self._operators[call.operator]
         usage = Usage()
         limit = min(call.timeout_s or self._settings.timeout_s, self._settings.timeout_s)
         with self._counted():
@@ -124,37 +112,15 @@ class Engine:
 
     def listing(self) -> list[dict[str, Any]]:
         """Sum up each registered model."""
-        return [
-            {"name": m.name, "version": m.version, "dtype": m.dtype, "summary": self._summaries[m.name]}
-            for m in self._models.values()
-        ]
+        return self._registry.listing()
 
     def describe(self, name: str) -> dict[str, Any]:
         """Describe one model, named with or without its version: its signature and its strategies."""
-        model = self._find(name)
-        head = {"name": model.name, "version": model.version, "summary": self._summaries[model.name]}
-        return {**head, **model.signature.describe()}
+        return self._registry.describe(name)
 
     def metrics_page(self) -> bytes:
         """Write the engine's counters in the text format of Prometheus."""
         return self._metrics.page()
-
-    def _find(self, name: str) -> Model:
-        base, at, version = name.partition("@")
-        model = self._models.get(base)
-        if model is None:
-            raise UnknownModel(
-                f"{base[:80]!r} is not registered; there are: {', '.join(self._models)}",
-                path="model",
-                expected=list(self._models),
-            )
-        if at and version != str(model.version):
-            raise UnknownModel(
-                f"{base!r} has no version {version[:20]!r}; it has: {model.version}",
-                path="model",
-                expected=[model.version],
-            )
-        return model
 
     async def _prepare(self, operator: Operator, model: Model, call: Call) -> Job:
         size = sum(array.nbytes for group in call.arrays.values() for array in group.values())
@@ -233,7 +199,7 @@ class Engine:
             "device": self._device,
             "rows": job.rows,
         }
-        if job.flops:
+        if job.whole is not None:
             first["seconds"] = float(f"{self._runs.seconds(job.flops):.3g}")
         info = {**first, **job.info, **info, "casts": list(job.casts)}
         return Answer(model.name, model.version, arrays, info, job.extra)
@@ -249,35 +215,10 @@ class Engine:
 
     def _load(self) -> None:
         self._device = device()
-        entries = scan(models.zoo, "MODEL")
-        wanted = self._settings.models if self._settings.models is not None else tuple(entries)
-        for name in wanted:
-            if name not in entries:
-                raise UnknownModel(f"PUSHFORWARD_MODELS names {name!r}; built in are: {', '.join(entries)}")
-            self._register(entries[name].load(), entries[name].summary)
-        directory = self._settings.models_dir
-        if directory is not None:
-            if not directory.is_dir():
-                raise NotADirectoryError(f"{variable('models_dir')} is {str(directory)!r}, which is no directory")
-            for model in load_directory(directory):
-                self._register(model, "loaded from a .keras archive")
+        self._registry.load(self._settings.models, self._settings.models_dir)
         if self._settings.warm:
-            for model in self._models.values():
+            for model in self._registry.models.values():
                 self._warm(model)
-
-    def _register(self, model: Model, summary: str) -> None:
-        if model.name in self._models:
-            raise ValueError(f"two models are named {model.name!r}; rename one")
-        signature = model.signature
-        arrays = (*signature.inputs, *signature.states, *signature.hidden, *signature.parameters, *signature.outputs)
-        foreign = next((a for a in arrays if a.dtype not in DTYPES), None)
-        if foreign is not None:
-            raise UnsafeModel(
-                f"model {model.name!r}: {foreign.name} holds {foreign.dtype}, which no format can carry; save it with "
-                "the dtype policy float32 or mixed_float16"
-            )
-        self._models[model.name] = model
-        self._summaries[model.name] = summary
 
     def _warm(self, model: Model) -> None:
         for operator in self._operators.values():

@@ -108,9 +108,10 @@ class Runs:
                     found = await self.on_thread(lambda: self._turn(model, operator, turns, usage))
                 for item in found:
                     yield item
-        finally:
+        except (asyncio.CancelledError, GeneratorExit, TimeoutError):
             if not turns.done:
                 self._metrics.abandoned.labels(operator, model.name).inc()
+            raise
 
     async def gather(self, model: Model, operator: str, steps: Steps, usage: Usage) -> list[Any]:
         """Return all that `items` yields."""

@@ -57,7 +57,10 @@ class Settings(BaseSettings):
         "ten times faster. 0: none.",
     )
     timeout_s: float = Field(
-        default=60.0, gt=0, description="Seconds that a call may take; a request's own `timeout_s` can only shorten it."
+        default=60.0,
+        gt=0,
+        description="Seconds that a call may take, and each chunk of one that is sent while it is computed; a "
+        "request's own `timeout_s` can only shorten it.",
     )
     queue_size: int = Field(default=256, ge=1, description="Calls that may wait or run at once; more are refused: 503.")
 

@@ -30,7 +30,7 @@ def is_causal(network: keras.Model) -> bool:
 
 def acausal_layer(network: keras.Model) -> str | None:
     """Name the first layer for which `is_causal` is False; None if there is none."""
-    found = next((layer for layer in _across_time(network) if not _causal(layer)), None)
+    found = next((layer for layer in layers_across_time(network) if not _causal(layer)), None)
     return None if found is None else f"layer {found.name!r} ({type(found).__name__}) looks beyond its own time step"
 
 
@@ -45,10 +45,10 @@ def masking_layer(network: keras.Model) -> str | None:
 def keeps_length(network: keras.Model) -> bool:
     """Tell whether every sequence inside `network` has as many steps as the one that goes in; False if in doubt."""
     recurrent = (_L.RNN, _L.Bidirectional)
-    return all(isinstance(layer, recurrent) or _causal(layer) for layer in _across_time(network))
+    return all(isinstance(layer, recurrent) or _causal(layer) for layer in layers_across_time(network))
 
 
-def _across_time(network: keras.layers.Layer) -> list[keras.layers.Layer]:
+def layers_across_time(network: keras.layers.Layer) -> list[keras.layers.Layer]:
     """List the layers that see whole sequences: not those inside a cell or a TimeDistributed, which see a step."""
     layers = _tf.sublayers(network)
     within = {

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from models import _tf
-from models._causality import acausal_layer, is_causal, keeps_length, masking_layer
+from models._causality import acausal_layer, is_causal, keeps_length, layers_across_time, masking_layer
 from models._probe import Probe
 from models.signature import Array, Signature
 
@@ -85,18 +85,11 @@ def describe(
 def _obstacle(network: keras.Model, sequences: int, probe: Probe, places: Sequence[Place]) -> str | None:
     if sequences != 1:
         return f"the model has {sequences} inputs with a time axis, not one"
-    inside = [
-        inner
-        for layer in _tf.sublayers(network)
-        if isinstance(layer, keras.layers.TimeDistributed)
-        for inner in _tf.sublayers(layer.layer)
-    ]
-    known = {id(layer) for layer in (*(place.layer for place in places), *inside)}
-    for layer in _tf.sublayers(network):
+    known = {id(place.layer) for place in places}
+    for layer in layers_across_time(network):
         visit = probe.visits.get(id(layer))
-        if visit is None or not isinstance(layer, keras.layers.RNN) or id(layer) in known:
-            continue
-        return f"layer {layer.name!r} is called {visit.calls} times, so it has no one state to hand on"
+        if visit is not None and isinstance(layer, keras.layers.RNN) and id(layer) not in known:
+            return f"layer {layer.name!r} is called {visit.calls} times, so it has no one state to hand on"
     wired = next((place.name for place in places if not _starts_by_itself(probe, place)), None)
     if wired is not None:
         return f"the initial state of layer {wired!r} comes from another layer"

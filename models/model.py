@@ -107,7 +107,7 @@ class Model:
         kind, rest = name.split(".", 1)
         if kind == "hidden" and not self.signature.one_length:
             return tf.zeros_like(self.run(like, [name])[name])
-        first = like[next((s.name for s in self.signature.inputs if "time" in s.axes), next(iter(self._inputs)))]
+        first = like[next((s.name for s in self.signature.sequences), next(iter(self._inputs)))]
         batch, time = tf.shape(first)[0], tf.shape(first)[1]
         for place in self._places:
             names = [f"{place.name}.{slot}" for slot in place.slots]

@@ -61,6 +61,16 @@ class Signature:
     obstacle: str | None
     dtype: str
 
+    @property
+    def sequences(self) -> list[Array]:
+        """The inputs that have a time axis."""
+        return [a for a in self.inputs if "time" in a.axes]
+
+    @property
+    def after_steps(self) -> dict[str, str]:
+        """The name of each state after every step, by the state's own: `hidden.gru.h` by `state.gru.h`."""
+        return {s.name: "hidden." + s.name.removeprefix("state.") for s in self.states}
+
     def describe(self) -> dict[str, Any]:
         """Return the JSON form."""
         groups = ("inputs", "states", "hidden", "parameters", "outputs")

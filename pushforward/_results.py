@@ -91,7 +91,8 @@ class Jacobian:
     Attributes:
         jacobian: Shape (batch, *of-slice, *wrt-slice): entry `[b, i, j]` is d of[b, i] / d wrt[b, j].
         axes: What each of its axes is, such as `["batch", "y.feature", "x.time"]`.
-        order: Which range of an axis is what, where the server says so; None otherwise.
+        order: For a side of several states, `"of"` or `"wrt"`, which range of its axis is what, such as
+            `{"wrt": ["lstm.h[0:64]", "lstm.c[64:128]"]}`; None if each side is a single array.
     """
 
     jacobian: Array
@@ -99,7 +100,7 @@ class Jacobian:
     info: Mapping[str, Any]
     model: str
     version: int
-    order: Sequence[str] | None = None
+    order: Mapping[str, Sequence[str]] | None = None
 
     @classmethod
     def of(cls, envelope: Mapping[str, Any], array: Array) -> "Jacobian":

@@ -1,7 +1,7 @@
 """Computes a planned Jacobian block by block: which works, on which part of the arrays, and how they fit together."""
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,7 @@ class Run:
     feeds: reading.Feeds
     task: Task
     plan: Plan
-    casts: list[str]
-    states: tuple[tuple[int, int], Arrays] | None = field(default=None)
+    states: tuple[tuple[int, int], Arrays] | None = None
 
     def steps(self) -> Generator[Item, Arrays, None]:
         flops = self.task.flops * self.plan.steps * self.task.batch
@@ -75,12 +74,11 @@ class Run:
             return {p: a for p, a in self._samples(chunk).items() if p.startswith("inputs.state.")}
         if self.states is None or self.states[0] != chunk.samples:
             self.states = chunk.samples, (yield self._states(chunk))
-        signature = self.model.signature
-        names = {s.name: "hidden." + s.name.partition(".")[2] for s in signature.states}
-        return {f"inputs.{s}": self.states[1][h][:, start - 1] for s, h in names.items()}
+        after = self.model.signature.after_steps
+        return {f"inputs.{s}": self.states[1][h][:, start - 1] for s, h in after.items()}
 
     def _states(self, chunk: Chunk) -> Work:
-        names = ["hidden." + s.name.partition(".")[2] for s in self.model.signature.states]
+        names = list(self.model.signature.after_steps.values())
         # For all chunks of these samples, so up to the last beginning of any.
         stop = max((c.window[0] for c in self.plan.kinds or ()), default=self.task.length)
         feeds = self._cut(self._samples(chunk), 0, stop)
@@ -121,10 +119,7 @@ class Run:
                 arrays[f"picks.{axis}"] = np.array(pick, np.int32)
         shapes: dict[str, tuple[int | None, ...]] = {p: a.shape for p, a in arrays.items()}
         shapes |= {p: (None, *a.shape[1:]) for p, a in arrays.items() if p.startswith(("directions", "picks."))}
-        for a in self.model.signature.inputs:
-            if "time" in a.axes:
-                path = f"inputs.{a.name}"
-                shapes[path] = (arrays[path].shape[0], None, *arrays[path].shape[2:])
+        shapes |= {p: (arrays[p].shape[0], None, *arrays[p].shape[2:]) for p in self._timed}
         program = slab.forward if mode == "forward" else slab.reverse
         return self._as_work((mode, slab.key), program, arrays, shapes, compile)
 
@@ -149,7 +144,7 @@ class Run:
 
     @property
     def _timed(self) -> set[str]:
-        return {f"inputs.{a.name}" for a in self.model.signature.inputs if "time" in a.axes}
+        return {f"inputs.{a.name}" for a in self.model.signature.sequences}
 
     def _as_work(
         self, key: Any, program: Any, feeds: Arrays, shapes: Mapping[str, tuple[int | None, ...]], compile: bool

@@ -90,9 +90,9 @@ class Chain:
 
     def _links(self, inputs: Tensors) -> Tensors:
         """Return the inputs and initial states of every link, as rows."""
-        hidden = {n: "hidden." + n.partition(".")[2] for n in self._states}
+        hidden = self.model.signature.after_steps
         found = self.model.run(inputs, list(hidden.values()))
-        sequences = [a.name for a in self.model.signature.inputs if "time" in a.axes]
+        sequences = [a.name for a in self.model.signature.sequences]
         rows: Tensors = {}
         for name, array in inputs.items():
             if name in sequences:
@@ -124,15 +124,13 @@ def _chained(y: tf.Tensor, s: tf.Tensor, own: int) -> tf.Tensor:
         What the inputs of all links do to the outputs of all, `(batch, links, outputs, links * own)`.
     """
     links = y.shape[1]
-    rows: list[tf.Tensor] = []
-    before: list[tf.Tensor] = []
-    for i in range(links):
-        parts = [_times(y[:, i, :, own:], b) for b in before]
-        block = tf.concat([*parts, y[:, i, :, :own]], -1)
-        rows.append(tf.pad(block, [[0, 0], [0, 0], [0, (links - 1 - i) * own]]))
-        carried = [_times(s[:, i, :, own:], b) for b in before]
-        before = [tf.concat([*carried, s[:, i, :, :own]], -1)]
-    return tf.stack(rows, 1)
+    block, before = y[:, 0, :, :own], s[:, 0, :, :own]
+    rows = [block]
+    for i in range(1, links):
+        block = tf.concat([_times(y[:, i, :, own:], before), y[:, i, :, :own]], -1)
+        before = tf.concat([_times(s[:, i, :, own:], before), s[:, i, :, :own]], -1)
+        rows.append(block)
+    return tf.stack([tf.pad(r, [[0, 0], [0, 0], [0, (links - 1 - i) * own]]) for i, r in enumerate(rows)], 1)
 
 
 def _times(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:

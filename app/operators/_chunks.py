@@ -132,7 +132,7 @@ class Slab:
         return given[name] if name in given else self.model.default(name, given)
 
     def _sequences(self) -> list[str]:
-        return [a.name for a in self.model.signature.inputs if "time" in a.axes]
+        return [a.name for a in self.model.signature.sequences]
 
     def _bounds(self, inputs: Tensors) -> list[tuple[Size, Size]]:
         if not self._sequences():

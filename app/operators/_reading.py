@@ -113,10 +113,10 @@ def sized(spec: Array, feeds: Feeds, model: Model) -> Array:
     own = feeds.get(f"inputs.{spec.name}")
     if own is not None:
         return replace(spec, shape=own.shape)
-    sequences = [s for s in model.signature.inputs if "time" in s.axes]
     sizes = {"batch": feeds[f"inputs.{model.signature.inputs[0].name}"].shape[0]}
     if model.signature.one_length:
-        sizes["time"] = feeds[f"inputs.{sequences[0].name}"].shape[sequences[0].axes.index("time")]
+        (sequence,) = model.signature.sequences
+        sizes["time"] = feeds[f"inputs.{sequence.name}"].shape[sequence.axes.index("time")]
     shape = tuple(sizes.get(axis) if n is None else n for n, axis in zip(spec.shape, spec.axes, strict=True))
     return replace(spec, shape=shape)
 
@@ -148,15 +148,21 @@ def read_targets(model: Model, call: Call, option: str = "outputs") -> list[str]
 
 def read_strategy(call: Call) -> str:
     """Read the strategy; `auto` becomes the loop, which no strategy beats once it is traced."""
-    strategy = call.options.get("strategy", "auto")
-    if strategy not in ("auto", *STRATEGIES):
-        raise UnknownName(
-            f"there is no such strategy; there are: auto, {', '.join(STRATEGIES)}",
-            path="strategy",
-            expected=["auto", *STRATEGIES],
-            received=strategy[:80] if isinstance(strategy, str) else type(strategy).__name__,
-        )
+    strategy = read_choice(call, "strategy", ["auto", *STRATEGIES])
     return "scan" if strategy == "auto" else strategy
+
+
+def read_choice(call: Call, option: str, choices: Sequence[str]) -> str:
+    """Read an option that is one of several words, the first if it is not there."""
+    value = call.options.get(option, choices[0])
+    if value not in choices:
+        raise UnknownName(
+            f"there is no such {option}; there are: {', '.join(choices)}",
+            path=option,
+            expected=list(choices),
+            received=value[:80] if isinstance(value, str) else type(value).__name__,
+        )
+    return value
 
 
 def read_flag(call: Call, option: str) -> bool:

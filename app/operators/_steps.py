@@ -28,7 +28,7 @@ _COPIES = 2
 
 def sequence(model: Model) -> Array:
     """Return the one input with a time axis, which every model has that works step by step."""
-    return next(a for a in model.signature.inputs if "time" in a.axes)
+    return model.signature.sequences[0]
 
 
 def _side(*arrays: Array) -> Side:
@@ -193,7 +193,7 @@ class Steps:
     def _states(self, arrays: Tensors) -> Tensors:
         """Compute the states before every step, `(batch, time, units)`."""
         inputs = programs.primals_of(arrays)
-        names = {s.name: "hidden." + s.name.partition(".")[2] for s in self.model.signature.states}
+        names = self.model.signature.after_steps
         after = self.model.run(inputs, list(names.values()))
         first = programs.point_of(self.model, inputs, list(names))
         before = {s: tf.concat([first[s][:, tf.newaxis], after[h][:, :-1]], 1) for s, h in names.items()}

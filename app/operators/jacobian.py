@@ -13,7 +13,7 @@ from app.operators._plan import MODES, Task, make_plan
 from app.operators._sides import Side
 from app.operators._slices import Slice, parse, select
 from models.model import Model
-from pushforward.errors import NotDifferentiable, UnknownName
+from pushforward.errors import NotDifferentiable
 
 # What a block may take, of which a stream holds a few at once, and what a chunk may hold while it is computed.
 BLOCK_BYTES = 32_000_000
@@ -63,16 +63,9 @@ class _Jacobian:
         feeds = reading.read_inputs(model, call, casts)
         of = self._side(model, parse(call.options.get("of"), "of"), "of", feeds)
         wrt = self._side(model, parse(call.options.get("wrt"), "wrt"), "wrt", feeds)
-        mode = call.options.get("mode", "auto")
-        if mode not in ("auto", *MODES):
-            raise UnknownName(
-                f"there is no such mode; there are: auto, {', '.join(MODES)}",
-                path="mode",
-                expected=["auto", *MODES],
-                received=mode[:80] if isinstance(mode, str) else type(mode).__name__,
-            )
+        mode = reading.read_choice(call, "mode", ["auto", *MODES])
         signature = model.signature
-        sequences = [a.name for a in signature.inputs if "time" in a.axes]
+        sequences = [a.name for a in signature.sequences]
         task = Task(
             of=of,
             wrt=wrt,
@@ -88,7 +81,7 @@ class _Jacobian:
             chunk_bytes=CHUNK_BYTES,
         )
         plan = make_plan(task, mode)
-        run = Run(model, feeds, task, plan, casts)
+        run = Run(model, feeds, task, plan)
         axes = ["batch", *of.selection.labels, *wrt.selection.labels]
         order = {name: side.order for name, side in (("of", of), ("wrt", wrt)) if side.order}
         return Job(

@@ -214,3 +214,23 @@ def archive_server(archives) -> Iterator[TestClient]:
         create_app(Settings(models=("stacked-rnn",), models_dir=archives, warm=False, compiled_shapes=0))
     ) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def listening() -> Callable[..., AbstractContextManager[Any]]:
+    """Serve an application under a real uvicorn: `with listening(app) as server: ...`."""
+    import uvicorn
+
+    @contextmanager
+    def listening(app: Any, **options: Any) -> Iterator[uvicorn.Server]:
+        server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, **options))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield server
+        server.should_exit = True
+        thread.join()
+
+    return listening

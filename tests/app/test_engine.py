@@ -10,7 +10,15 @@ import app.engine
 from app.calls import Call
 from app.main import create_app
 from app.settings import Settings
-from pushforward.errors import DeadlineExceeded, Draining, Overloaded, UnknownModel, UnsafeModel
+from pushforward.errors import (
+    DeadlineExceeded,
+    Draining,
+    InvalidRequest,
+    Overloaded,
+    TooLarge,
+    UnknownModel,
+    UnsafeModel,
+)
 
 X = np.linspace(-1, 1, 12).reshape(1, 3, 4)
 
@@ -43,7 +51,7 @@ def make_engine(engine, gate):
 
     def make(**settings):
         made = app.engine.Engine.from_settings(Settings(models=(), warm=False, **settings))
-        made._register(engine.models["stacked-rnn"], "a test's")
+        made._registry.add(engine.models["stacked-rnn"], "a test's")
         made._runs.programs = gate
         return made
 
@@ -162,6 +170,32 @@ def test_a_call_that_nobody_waits_for_still_takes_its_place_in_the_queue(make_en
         gate.open.set()
         await engine._runs._idle.wait()
         await engine(call())
+        await engine.close()
+
+    run(main())
+
+
+def test_an_answer_over_the_limit_is_refused_before_anything_runs(make_engine, gate):
+    async def main():
+        engine = make_engine(max_response_mb=0.001)
+        size = 3 * (8 * 8 + 8 * 4 + 4 * 8 + 4 * 4) * 8
+        with pytest.raises(TooLarge, match=rf"{size} bytes, the limit is 1000; .* POST /jvp"):
+            await engine(call(operator="transitions"))
+        assert gate.runs == 0
+        await engine.close()
+
+    run(main())
+
+
+def test_a_check_of_what_is_too_large_for_it_is_refused_before_anything_runs(make_engine, gate, monkeypatch):
+    monkeypatch.setattr(app.engine, "AT_ONCE_BYTES", 1000)
+
+    async def main():
+        engine = make_engine()
+        for operator, options in (("transitions", {}), ("jacobian", {"of": "y", "wrt": "x"})):
+            with pytest.raises(InvalidRequest, match="up to 1000 bytes to check"):
+                await engine(call(operator=operator, check=True, **options))
+        assert gate.runs == 0
         await engine.close()
 
     run(main())

@@ -3,6 +3,7 @@
 import asyncio
 
 import numpy as np
+import pytest
 
 from app.metrics import Metrics
 from app.operators._operator import Work
@@ -77,3 +78,44 @@ def test_blocks_that_take_no_work_do_not_pile_up():
     assert len(items) == 6
     assert max(map(len, turns)) == 1
     assert ran == 1
+
+
+def abandoned(spoil):
+    """How many calls count as abandoned after `spoil(runs, items)`."""
+
+    def steps():
+        yield WORK
+        yield np.zeros(3)
+        yield WORK
+        yield np.zeros(3)
+
+    async def main():
+        runs = Runs(0, Metrics())
+        runs.programs = Programs()
+        await spoil(runs, runs.items(Model, "jacobian", steps, Usage()))
+        page = runs._metrics.page().decode()
+        await runs.close()
+        return "abandoned_total{" in page
+
+    return asyncio.run(main())
+
+
+def test_a_call_that_is_given_up_counts_as_abandoned():
+    async def leave(_, items):
+        await anext(items)
+        await items.aclose()
+
+    assert abandoned(leave)
+
+
+def test_a_call_that_fails_does_not():
+    async def fail(runs, items):
+        runs.programs.run = None
+        with pytest.raises(TypeError):
+            await anext(items)
+
+    async def finish(_, items):
+        assert len([item async for item in items]) == 2
+
+    assert not abandoned(fail)
+    assert not abandoned(finish)

@@ -1,27 +1,17 @@
 """Under a real server: what only sockets show."""
 
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
-import uvicorn
 
 
 @pytest.fixture
-def server(fake_app):
-    config = uvicorn.Config(fake_app, host="127.0.0.1", port=0, log_config=None, timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    yield server
-    server.should_exit = True
-    thread.join()
+def server(fake_app, listening):
+    with listening(fake_app, timeout_graceful_shutdown=5) as server:
+        yield server
 
 
 @pytest.fixture

@@ -98,10 +98,10 @@ def test_every_byte_arrives(client, server, tmp_path, array, size, kind):
 
 
 def test_what_is_asked_and_answered(client, server):
-    server.blocks = [body(envelope={**ENVELOPE, "order": ["a"]})]
+    server.blocks = [body(envelope={**ENVELOPE, "order": {"wrt": ["a[0:5]"]}})]
     answer = ask(client, mode="reverse", timeout_s=7, check=True)
     assert (answer.axes, answer.info, answer.model, answer.version, answer.order) == (
-        ENVELOPE["axes"], ENVELOPE["info"], "m", 3, ["a"],
+        ENVELOPE["axes"], ENVELOPE["info"], "m", 3, {"wrt": ["a[0:5]"]},
     )  # fmt: skip
     (request,) = server.requests
     asked = CODEC.decode(request.read())

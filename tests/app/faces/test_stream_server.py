@@ -9,7 +9,6 @@ import time
 import httpx2
 import numpy as np
 import pytest
-import uvicorn
 
 from app.calls import Streamed
 from app.middleware import RequestIdFilter
@@ -49,17 +48,9 @@ LARGE = np.ones((4, 2**20))  # 32 MB: more than the system's buffers take.
 
 
 @pytest.fixture
-def server(fake_app):
-    config = uvicorn.Config(fake_app, host="127.0.0.1", port=0, log_config=None, timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    yield server
-    server.should_exit = True
-    thread.join()
+def server(fake_app, listening):
+    with listening(fake_app, timeout_graceful_shutdown=1) as server:
+        yield server
 
 
 @pytest.fixture

@@ -28,6 +28,26 @@ def programs():
 
 
 @pytest.fixture
+def drive(programs):
+    """Run a generator of works; return what it yields besides, and what it returns."""
+
+    def drive(model, steps):
+        items, found = [], None
+        while True:
+            try:
+                item = steps.send(found)
+            except StopIteration as end:
+                return items, end.value
+            found = None
+            if isinstance(item, Work):
+                found, _ = programs.run(model, "driven", item)
+            else:
+                items.append(item)
+
+    return drive
+
+
+@pytest.fixture
 def prepare(monkeypatch):
     """Plan one Jacobian: `prepare(model, {"x": x}, "y[-1]", "x", mode="forward", budget=3000)`."""
 

@@ -8,10 +8,8 @@ import pytest
 
 from app.calls import Call
 from app.operators import _check, transitions
-from app.operators._operator import Work
 from app.operators._sides import Side
 from app.operators._slices import parse, select
-from app.programs import Programs
 from models.gradcheck import TOLERANCES
 from models.model import Model
 
@@ -21,32 +19,6 @@ pytestmark = pytest.mark.slow
 L = keras.layers
 BATCH, TIME, K = 2, 4, 3
 ZOO = ["bi-gru", "lstm-last", "seed-gru", "stacked-rnn"]
-
-
-@pytest.fixture(scope="module")
-def programs():
-    """Graphs only: XLA takes seconds for each shape."""
-    return Programs(compiled_shapes=0)
-
-
-@pytest.fixture
-def drive(programs):
-    """Run a generator of works; return what it yields besides, and what it returns."""
-
-    def drive(model, steps):
-        items, found = [], None
-        while True:
-            try:
-                item = steps.send(found)
-            except StopIteration as end:
-                return items, end.value
-            found = None
-            if isinstance(item, Work):
-                found, _ = programs.run(model, "checked", item)
-            else:
-                items.append(item)
-
-    return drive
 
 
 @pytest.fixture

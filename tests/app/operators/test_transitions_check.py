@@ -6,14 +6,7 @@ import pytest
 import models.zoo
 from app.calls import Call
 from app.operators import transitions
-from app.operators._operator import Work
-from app.programs import Programs
 from pushforward._registry import scan
-
-
-@pytest.fixture(scope="module")
-def programs():
-    return Programs(compiled_shapes=0)
 
 
 @pytest.fixture(scope="module")
@@ -26,38 +19,27 @@ def ask(model, steps, **options):
     return transitions.OPERATOR.prepare(model, Call(model.name, "transitions", {"inputs": {"x": x}}, options))
 
 
-def drive(programs, model, steps):
-    """What a generator of works yields besides works, and what it returns."""
-    items, found = [], None
-    while True:
-        try:
-            item = steps.send(found)
-        except StopIteration as end:
-            return items, end.value
-        found = programs.run(model, "transitions", item)[0] if isinstance(item, Work) else items.append(item)
-
-
-def answer(programs, model, job):
-    return job.joined(drive(programs, model, job.steps())[0])
+def answer(drive, model, job):
+    return job.joined(drive(model, job.steps())[0])
 
 
 @pytest.mark.parametrize("parts", [["A", "B", "C", "D"], ["A"], ["D", "A"]])
 @pytest.mark.parametrize("steps", [1, 4])
-def test_right_matrices_pass(programs, served, steps, parts):
+def test_right_matrices_pass(drive, served, steps, parts):
     for model in served.values():
         job = ask(model, steps, check=True, parts=parts)
-        _, found = drive(programs, model, job.check(answer(programs, model, job)))
+        _, found = drive(model, job.check(answer(drive, model, job)))
         assert found["passed"], (model.name, found)
         assert 0 <= found["adjoint"] <= found["tolerance"]["adjoint"]
         assert 0 <= found["difference"] <= found["tolerance"]["difference"]
 
 
 @pytest.mark.parametrize("part", ["A", "B", "C", "D"])
-def test_a_matrix_wrong_by_a_thousandth_fails(programs, served, part):
+def test_a_matrix_wrong_by_a_thousandth_fails(drive, served, part):
     model = served["stacked-rnn"]
     job = ask(model, 3, check=True)
-    arrays = answer(programs, model, job)
-    _, found = drive(programs, model, job.check({**arrays, part: arrays[part] * 1.001}))
+    arrays = answer(drive, model, job)
+    _, found = drive(model, job.check({**arrays, part: arrays[part] * 1.001}))
     assert not found["passed"]
     assert found["adjoint"] > 1e-5
     assert found["difference"] > 1e-5
