@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 import tensorflow as tf
+from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
 
 from app.operators._operator import Shape, Work
 from models import _tf
@@ -62,6 +63,8 @@ class Programs:
     """
 
     def __init__(self, limit: int = 64, compiled_shapes: int = 8) -> None:
+        # NumPy multiplies on the same cores, and BLAS's own threads would spin where TensorFlow's are to run.
+        threadpool_limits(1, "blas")
         self._limit, self._compiled_shapes = limit, compiled_shapes
         self._graphs: Recent[Program] = Recent(limit)
         self._compiled: dict[Hashable, Program] = {}

@@ -1,23 +1,18 @@
 """Computes a planned Jacobian block by block: which works, on which part of the arrays, and how they fit together."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from app.operators import _programs as programs
 from app.operators import _reading as reading
-from app.operators._chain import Chain
-from app.operators._chunks import Slab, Tensors
+from app.operators._chunks import Slab
 from app.operators._operator import Arrays, Item, Work
-from app.operators._plan import Block, Chunk, Plan, Task
+from app.operators._plan import Block, Chunk, Plan
 from app.operators._sides import Side
+from app.operators._task import Task
+from app.operators._works import Works
 from models.model import Model
-
-# Compiling takes seconds for every new size of a slice; with less to do, a program that is not compiled takes
-# milliseconds.
-_WORTH_COMPILING = 2e7
 
 
 @dataclass
@@ -28,13 +23,13 @@ class Run:
     feeds: reading.Feeds
     task: Task
     plan: Plan
+    compile: bool
     states: tuple[tuple[int, int], Arrays] | None = None
 
     def steps(self) -> Generator[Item, Arrays, None]:
-        flops = self.task.flops * self.plan.steps * self.task.batch
         kinds = self.plan.kinds
         alike = kinds is not None and len({self._size(chunk) for chunk in kinds}) <= 2
-        compile = flops > _WORTH_COMPILING and alike
+        compile = self.compile and alike
         for block in self.plan.blocks:
             yield (yield from self._block(block, compile))
 
@@ -71,32 +66,18 @@ class Run:
         """Return the states that a window begins with: those of the request, or those after the steps before."""
         start = chunk.window[0]
         if start == 0 or not self.model.signature.states:
-            return {p: a for p, a in self._samples(chunk).items() if p.startswith("inputs.state.")}
+            return self._works.given(chunk.samples)
         if self.states is None or self.states[0] != chunk.samples:
-            self.states = chunk.samples, (yield self._states(chunk))
-        after = self.model.signature.after_steps
-        return {f"inputs.{s}": self.states[1][h][:, start - 1] for s, h in after.items()}
-
-    def _states(self, chunk: Chunk) -> Work:
-        names = list(self.model.signature.after_steps.values())
-        # For all chunks of these samples, so up to the last beginning of any.
-        stop = max((c.window[0] for c in self.plan.kinds or ()), default=self.task.length)
-        feeds = self._cut(self._samples(chunk), 0, stop)
-
-        def program(arrays: Tensors) -> Tensors:
-            return self.model.run(programs.primals_of(arrays), names)
-
-        shapes = reading.free_shapes(self.model, feeds)
-        shapes |= {path: (None, None, *shape[2:]) for path, shape in shapes.items() if path in self._timed}
-        return self._as_work(("states",), program, feeds, shapes, compile=False)
+            # For all chunks of these samples, so up to the last beginning of any.
+            stop = max((c.window[0] for c in self.plan.kinds or ()), default=self.task.length)
+            self.states = chunk.samples, (yield self._works.states(chunk.samples, stop))
+        return self._works.after(self.states[1], start - 1)
 
     def _work(self, chunk: Chunk, before: Arrays, compile: bool) -> Work:
         task, mode = self.task, self.plan.mode
         start, stop = chunk.window
-        feeds = {p: a for p, a in self._samples(chunk).items() if not p.startswith("inputs.state.")}
-        feeds = {**(self._cut(feeds, start, stop) if task.causal else feeds), **before}
-        if chunk.chain is not None:
-            return self._chain(chunk, *chunk.chain, feeds, compile)
+        feeds = {p: a for p, a in self._works.samples(chunk.samples).items() if not p.startswith("inputs.state.")}
+        feeds = {**(self._works.cut(feeds, start, stop) if task.causal else feeds), **before}
         many = 1 << (chunk.directions(mode) - 1).bit_length()
         slab = Slab(self.model, task.of, task.wrt, chunk.pieces, many)
         # The first piece that is seen begins the steps of `of`.
@@ -119,48 +100,13 @@ class Run:
                 arrays[f"picks.{axis}"] = np.array(pick, np.int32)
         shapes: dict[str, tuple[int | None, ...]] = {p: a.shape for p, a in arrays.items()}
         shapes |= {p: (None, *a.shape[1:]) for p, a in arrays.items() if p.startswith(("directions", "picks."))}
-        shapes |= {p: (arrays[p].shape[0], None, *arrays[p].shape[2:]) for p in self._timed}
+        shapes |= {p: (arrays[p].shape[0], None, *arrays[p].shape[2:]) for p in self._works.timed}
         program = slab.forward if mode == "forward" else slab.reverse
-        return self._as_work((mode, slab.key), program, arrays, shapes, compile)
-
-    def _chain(self, chunk: Chunk, links: int, size: int, feeds: dict[str, np.ndarray], compile: bool) -> Work:
-        task, (start, stop) = self.task, chunk.window
-        padding = links * size - (stop - start)
-        timed = self._timed
-        arrays = {p: np.pad(a, _end(a, padding)) if padding and p in timed else a for p, a in feeds.items()}
-        arrays["directions"] = task.wrt.selection.elements(0, task.wrt.per_step)[:, 1:].astype(np.int32)
-        (rows, *within), (columns, *_) = (
-            _picks(side, part, start) for side, part in ((task.of, chunk.rows), (task.wrt, chunk.columns))
-        )
-        for name, steps in (("rows", rows), ("columns", columns)):
-            if steps != range(links * size):
-                arrays[name] = np.array(steps, np.int32)
-        for axis, (taken, size_) in enumerate(zip(within, task.of.selection.sizes[1:], strict=True), 1):
-            if taken != range(size_):
-                arrays[f"picks.{axis}"] = np.array(taken, np.int32)
-        program = Chain(self.model, task.of, task.wrt, links, size)
-        shapes: dict[str, tuple[int | None, ...]] = {p: a.shape for p, a in arrays.items()}
-        return self._as_work(("chain", program.key), program.forward, arrays, shapes, compile)
+        return self._works.work((mode, slab.key), program, arrays, shapes, compile)
 
     @property
-    def _timed(self) -> set[str]:
-        return {f"inputs.{a.name}" for a in self.model.signature.sequences}
-
-    def _as_work(
-        self, key: Any, program: Any, feeds: Arrays, shapes: Mapping[str, tuple[int | None, ...]], compile: bool
-    ) -> Work:
-        return Work(key, lambda: program, feeds, shapes, rows=1, strategy="scan", casts=[], compile=compile)
-
-    def _samples(self, chunk: Chunk) -> dict[str, np.ndarray]:
-        return {path: array[slice(*chunk.samples)] for path, array in self.feeds.items()}
-
-    def _cut(self, feeds: Arrays, start: int, stop: int) -> dict[str, np.ndarray]:
-        timed = self._timed
-        return {path: array[:, start:stop] if path in timed else array for path, array in feeds.items()}
-
-
-def _end(array: np.ndarray, padding: int) -> list[tuple[int, int]]:
-    return [(0, padding if axis == 1 else 0) for axis in range(array.ndim)]
+    def _works(self) -> Works:
+        return Works(self.model, self.feeds)
 
 
 def _picks(side: Side, part: tuple[int, int], origin: int) -> list[range]:

@@ -9,21 +9,15 @@ ch. 7.
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from math import prod
 
-import numpy as np
-
-from app.operators._sides import Range, Side
+from app.operators._links import Links, cut
+from app.operators._sides import Range, split
+from app.operators._task import Task
 
 MODES = ("forward", "reverse")
 
-# Below so many floating-point operations the simplest program is the best: a chain takes longer to trace and compile.
-_WORTH_CHAINING = 2e7
 # Of more chunks for a sample each is only cut when it is needed.
 _MOST_CUT = 30_000
-# How many links a chain has, and how many steps a link at most.
-_LINKS = 8
-_LONGEST_LINK = 32
 
 
 @dataclass(frozen=True)
@@ -51,8 +45,6 @@ class Chunk:
         columns: likewise, elements of `wrt`; all others are known to be zero.
         window: the steps that are run.
         pieces: what the window consists of.
-        chain: if the window is cut into links that are linearised all at once and chained by products, as in
-            `_chain`: how many there are, and how many steps each has.
     """
 
     samples: Range
@@ -60,7 +52,6 @@ class Chunk:
     columns: Range
     window: Range
     pieces: tuple[Piece, ...]
-    chain: Range | None = None
 
     def directions(self, mode: str) -> int:
         """How many passes there are per sample."""
@@ -91,54 +82,6 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Task:
-    """What is to be planned.
-
-    Attributes:
-        of: the side that is differentiated.
-        wrt: the side with respect to which.
-        batch: how many samples.
-        length: how many time steps; 1 if there is no such axis.
-        causal: whether step t knows nothing of what comes later.
-        stepwise: whether the model can start anywhere, given its states.
-        width: numbers that a pass holds per step and sample.
-        numbers: how many of these are the states of a model that runs step by step.
-        flops: floating-point operations per pass, step and sample.
-        dtype: of the answer.
-        block_bytes: what a block may take.
-        chunk_bytes: what a chunk may hold while it is computed.
-    """
-
-    of: Side
-    wrt: Side
-    batch: int
-    length: int
-    causal: bool
-    stepwise: bool
-    width: int
-    numbers: int
-    flops: int
-    dtype: str
-    block_bytes: int
-    chunk_bytes: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The Jacobian's shape."""
-        return (self.batch, *self.of.selection.shape, *self.wrt.selection.shape)
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes per number."""
-        return np.dtype(self.dtype).itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """The Jacobian's size."""
-        return prod(self.shape) * self.itemsize
-
-
-@dataclass(frozen=True)
 class Plan:
     """A mode, and the blocks in the order of the answer.
 
@@ -148,7 +91,8 @@ class Plan:
         steps: steps that all of these run together, per sample.
         why: the reason for the mode.
         count: how many chunks there are.
-        blocks: what to compute.
+        blocks: what to compute, unless there are
+        links: how all of it is a chain.
     """
 
     mode: str
@@ -157,6 +101,7 @@ class Plan:
     why: str
     count: int
     blocks: Iterable[Block]
+    links: Links | None = None
 
     @property
     def kinds(self) -> list[Chunk] | None:
@@ -181,7 +126,7 @@ class _Uncut:
 def make_plan(task: Task, mode: str = "auto") -> Plan:
     """Choose a mode, unless it is given, and cut the work into blocks and chunks."""
     modes = MODES if mode == "auto" else (mode,)
-    plans = [_estimate(task, m) if _count(task, m) > _MOST_CUT else _plan(task, m) for m in modes]
+    plans = [_cheapest(task, m) for m in modes]
     chosen, *others = sorted(plans, key=lambda plan: plan.steps)  # forward first if they are equal
     if not others:
         return replace(chosen, why=f"{mode} mode was asked for")
@@ -189,10 +134,18 @@ def make_plan(task: Task, mode: str = "auto") -> Plan:
     return replace(chosen, why=f"{costs[0]} per sample, {costs[1]}")
 
 
+def _cheapest(task: Task, mode: str) -> Plan:
+    plan = _estimate(task, mode) if _count(task, mode) > _MOST_CUT else _plan(task, mode)
+    links = cut(task) if mode == "forward" else None
+    # Steps of a chain are not the whole of its costs, so it has to be much better.
+    if links is None or 2 * links.steps >= plan.steps:
+        return plan
+    return Plan(mode, task.wrt.count, links.steps, "", links.runs * -(-task.batch // links.samples), (), links)
+
+
 def _estimate(task: Task, mode: str) -> Plan:
     """Plan so many chunks that they are not cut before they are needed, with passes and steps as they are at most."""
-    # Without chains, for which there are too many directions.
-    whole = _plan(replace(task, block_bytes=sys.maxsize, chunk_bytes=sys.maxsize, flops=0), mode)
+    whole = _plan(replace(task, block_bytes=sys.maxsize, chunk_bytes=sys.maxsize), mode)
     # Forward mode runs all columns anew for each block of rows.
     times = -(-task.of.count // _most_rows(task)) if mode == "forward" else 1
     count = _count(task, mode) * task.batch
@@ -209,7 +162,10 @@ def _plan(task: Task, mode: str) -> Plan:
             samples = [c.samples[1] - c.samples[0] for c in block.pattern]
             costs[id(block.pattern)] = (
                 sum(n * c.directions(mode) for n, c in zip(samples, block.pattern, strict=True)),
-                sum(n * _steps(task, mode, c) for n, c in zip(samples, block.pattern, strict=True)),
+                sum(
+                    n * c.directions(mode) * (c.window[1] - c.window[0])
+                    for n, c in zip(samples, block.pattern, strict=True)
+                ),
             )
         cost = costs[id(block.pattern)]
         passes, steps = passes + cost[0], steps + cost[1]
@@ -233,9 +189,9 @@ def _most_rows(task: Task) -> int:
 def _blocks(task: Task, mode: str) -> Iterator[Block]:
     rows, columns = task.of.count, task.wrt.count
     per_sample = rows * columns * task.itemsize
-    parts = list(_split(0, rows, _most_rows(task), task.of.per_step))
+    parts = list(split(0, rows, _most_rows(task), task.of.per_step))
     made: dict[tuple[int, Range], tuple[Chunk, ...]] = {}
-    for start, stop in _split(0, task.batch, max(1, task.block_bytes // per_sample)):
+    for start, stop in split(0, task.batch, max(1, task.block_bytes // per_sample)):
         for part in parts:
             key = stop - start, part
             if key not in made:
@@ -251,39 +207,13 @@ def _chunks(task: Task, mode: str, samples: int, rows: Range) -> Iterator[Chunk]
     most = max(1, task.chunk_bytes // (task.width * task.itemsize * max(1, last - first)))
     # A parameter's cotangent is summed over the batch, so reverse mode takes each sample alone.
     alone = not forward and not task.wrt.batched
-    for part in _split(0, samples, 1 if alone else max(1, most // (stop - start))):
-        for directions in _split(start, stop, most, side.per_step):
+    for part in split(0, samples, 1 if alone else max(1, most // (stop - start))):
+        for directions in split(start, stop, most, side.per_step):
             r, c = (rows, directions) if forward else (directions, everything)
             window = _window(task, r, c)
             r, c = (s.within(p, window) if task.causal else p for s, p in ((task.of, r), (task.wrt, c)))
             if r[1] > r[0] and c[1] > c[0]:
-                chunk = Chunk(part, r, c, window, _pieces(task, mode, r, c, window))
-                chain = _chain(task, window) if forward and directions == everything else None
-                chained = replace(chunk, chain=chain)
-                better = chain and 2 * _steps(task, mode, chained) < _steps(task, mode, chunk)
-                yield chained if better else chunk
-
-
-def _chain(task: Task, window: Range) -> Range | None:
-    """Cut a window into links of one length, if so much is to be done that it can pay."""
-    length = window[1] - window[0]
-    worth = task.flops * task.wrt.count * length > _WORTH_CHAINING
-    if not (task.stepwise and task.wrt.timed and task.of.timed and task.numbers and worth):
-        return None
-    size = min(_LONGEST_LINK, -(-length // _LINKS))
-    return -(-length // size), size
-
-
-def _steps(task: Task, mode: str, chunk: Chunk) -> int:
-    """Count passes times steps per sample; the products of a chain as the passes that would take as long."""
-    length = chunk.window[1] - chunk.window[0]
-    if chunk.chain is None:
-        return chunk.directions(mode) * length
-    links, size = chunk.chain
-    passes = size * task.wrt.per_step + task.numbers
-    columns = links * size * task.wrt.per_step
-    products = links * columns * task.numbers * (size * task.of.per_step + task.numbers) // max(1, task.flops)
-    return passes * links * size + products
+                yield Chunk(part, r, c, window, _pieces(task, mode, r, c, window))
 
 
 def _window(task: Task, rows: Range, columns: Range) -> Range:
@@ -313,13 +243,3 @@ def _pieces(task: Task, mode: str, rows: Range, columns: Range, window: Range) -
     if span > (stop - start) // 2:
         return (everything,)
     return Piece(None, moving=True, seen=False), Piece(span, moving=True, seen=True)
-
-
-def _split(start: int, stop: int, most: int, multiple: int = 1) -> Iterator[Range]:
-    """Cut a range into parts of at most `most`, as equal as can be, at multiples if that is possible."""
-    unit = multiple if 1 < multiple <= most else 1
-    count = -(-(stop - start) // max(unit, most - most % unit))
-    size = -(-(stop - start) // count)
-    size += -size % unit
-    for a in range(start, stop, size):
-        yield a, min(a + size, stop)

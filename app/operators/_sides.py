@@ -1,11 +1,10 @@
 """The two sides of a Jacobian: which elements of which arrays, and when."""
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-
-import numpy as np
 
 from app.operators._slices import Selection
 from models.signature import Array
@@ -45,7 +44,7 @@ class Side:
         """Elements of the slice, which are directions."""
         return self.selection.count
 
-    @property
+    @cached_property
     def per_step(self) -> int:
         """Elements of the slice at one time step."""
         return prod(self.selection.shape[1:] if self.selection.kept[0] else self.selection.shape) if self.timed else 0
@@ -56,11 +55,6 @@ class Side:
         if len(self.arrays) == 1:
             return None
         return ranges(self.arrays)
-
-    def times(self, part: Range) -> np.ndarray:
-        """Return the time step of each element in a part of the slice."""
-        pick = self.selection.picks[0]
-        return pick.start + pick.step * (np.arange(*part) // self.per_step)
 
     def span(self, part: Range) -> Range:
         """Return the first time step in a part of the slice, and the one after the last."""
@@ -77,6 +71,36 @@ class Side:
         """Return those of a part of the slice whose time lies in a window; times rise or fall, so it is a range."""
         if not self.timed:
             return part
-        times = self.times(part)
-        inside = np.flatnonzero((times >= window[0]) & (times < window[1]))
-        return (part[0] + int(inside[0]), part[0] + int(inside[-1]) + 1) if inside.size else (part[0], part[0])
+        start, stop = (i * self.per_step for i in self._steps(window))
+        start = max(start, part[0])
+        return (start, min(stop, part[1])) if start < min(stop, part[1]) else (part[0], part[0])
+
+    def during(self, window: Range) -> tuple[Range, slice]:
+        """Return the part of the slice, whose times rise, in a window, and its steps counted from the window's first.
+
+        Nothing of a slice that has no time is in any window.
+        """
+        if not self.timed:
+            return (0, 0), slice(0)
+        pick, (first, end) = self.selection.picks[0], self._steps(window)
+        start = pick.start + first * pick.step - window[0]
+        steps = slice(start, start + (end - first) * pick.step, pick.step)
+        return (first * self.per_step, end * self.per_step), steps
+
+    def _steps(self, window: Range) -> Range:
+        """Return which of the steps of the slice lie in a window."""
+        pick = self.selection.picks[0]
+        if pick.step < 0:
+            first, end = (len(pick) - bisect_left(pick[::-1], t) for t in window)
+            return end, first
+        return bisect_left(pick, window[0]), bisect_left(pick, window[1])
+
+
+def split(start: int, stop: int, most: int, multiple: int = 1) -> Iterator[Range]:
+    """Cut a range into parts of at most `most`, as equal as can be, at multiples if that is possible."""
+    unit = multiple if 1 < multiple <= most else 1
+    count = -(-(stop - start) // max(unit, most - most % unit))
+    size = -(-(stop - start) // count)
+    size += -size % unit
+    for a in range(start, stop, size):
+        yield a, min(a + size, stop)

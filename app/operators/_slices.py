@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -66,7 +67,7 @@ class Selection:
     kept: tuple[bool, ...]
     axes: tuple[str, ...]
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The sizes of the axes that are kept."""
         return tuple(len(pick) for pick, kept in zip(self.picks, self.kept, strict=True) if kept)
@@ -76,7 +77,7 @@ class Selection:
         """The names of the axes that are kept, such as `y.time`."""
         return [f"{self.name}.{axis}" for axis, kept in zip(self.axes, self.kept, strict=True) if kept]
 
-    @property
+    @cached_property
     def count(self) -> int:
         """How many elements are selected."""
         return math.prod(self.shape)

@@ -8,16 +8,22 @@ from app.calls import Call
 from app.operators import _check
 from app.operators import _reading as reading
 from app.operators._blocks import Run
+from app.operators._chained import Chained
 from app.operators._operator import Job, Whole
-from app.operators._plan import MODES, Task, make_plan
+from app.operators._plan import MODES, make_plan
 from app.operators._sides import Side
 from app.operators._slices import Slice, parse, select
+from app.operators._task import Task
 from models.model import Model
 from pushforward.errors import NotDifferentiable
 
 # What a block may take, of which a stream holds a few at once, and what a chunk may hold while it is computed.
 BLOCK_BYTES = 32_000_000
 CHUNK_BYTES = 24_000_000
+
+# Compiling takes seconds for every new size of a slice; with less to do, a program that is not compiled takes
+# milliseconds.
+_WORTH_COMPILING = 2e7
 
 # Copies of one-hot directions and of their results, which are transposed and cut.
 _COPIES = 3
@@ -73,6 +79,7 @@ class _Jacobian:
             length=feeds[f"inputs.{sequences[0]}"].shape[1] if len(sequences) == 1 else 1,
             causal=signature.causal and signature.one_length,
             stepwise=signature.obstacle is None,
+            initial=all(a.name in {s.name for s in signature.states} for a in wrt.arrays),
             width=_width(model, of, wrt),
             numbers=_numbers(model),
             flops=2 * sum(prod(n or 1 for n in p.shape) for p in signature.parameters),
@@ -81,7 +88,11 @@ class _Jacobian:
             chunk_bytes=CHUNK_BYTES,
         )
         plan = make_plan(task, mode)
-        run = Run(model, feeds, task, plan)
+        flops = task.flops * plan.steps * task.batch
+        if plan.links is None:
+            run = Run(model, feeds, task, plan, flops > _WORTH_COMPILING)
+        else:
+            run = Chained(model, feeds, task, plan.links, flops > _WORTH_COMPILING)
         axes = ["batch", *of.selection.labels, *wrt.selection.labels]
         order = {name: side.order for name, side in (("of", of), ("wrt", wrt)) if side.order}
         return Job(
@@ -90,7 +101,7 @@ class _Jacobian:
             strategy="scan",
             casts=casts,
             whole=Whole("jacobian", task.shape, task.dtype),
-            flops=task.flops * plan.steps * task.batch,
+            flops=flops,
             info={
                 "mode": plan.mode,
                 "passes": plan.passes,

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from app.operators import _blocks, _plan
+from app.operators import _links, jacobian
+from app.operators._chained import Chained
 from app.operators._operator import Work
 from app.programs import Programs
 from models.model import Model
@@ -15,10 +16,9 @@ L = keras.layers
 @pytest.fixture(autouse=True)
 def chains(monkeypatch):
     """Everything that can be a chain is one, of four links."""
-    steps = _plan._steps
-    monkeypatch.setattr(_plan, "_WORTH_CHAINING", 0)
-    monkeypatch.setattr(_plan, "_LINKS", 4)
-    monkeypatch.setattr(_plan, "_steps", lambda task, mode, chunk: 0 if chunk.chain else steps(task, mode, chunk))
+    monkeypatch.setattr(_links, "_WORTH_CHAINING", 0)
+    monkeypatch.setattr(_links, "_LINKS", 4)
+    monkeypatch.setattr(_links, "_steps", lambda *_: 0)
 
 
 def made(*layers):
@@ -54,7 +54,7 @@ def model(cache, kind, in_float64):
 
 
 def is_chain(job):
-    return any(chunk.chain for chunk in job.steps.__self__.plan.kinds)
+    return isinstance(job.steps.__self__, Chained)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,11 @@ def is_chain(job):
     [
         ("gru", 12, "y", "x", False),
         ("gru", 11, "y[1:]", "x[:, 1]", True),
-        ("gru", 13, "y[::-2, 1]", "x[2:]", True),
-        ("gru", 13, "hidden.rnn.h", "x[::-1]", False),
+        ("gru", 13, "y[::2, 1]", "x[2:]", True),
+        ("gru", 13, "hidden.rnn.h[3:]", "x[1:10:3, ::-1]", False),
+        ("gru", 13, "y[4:]", "state.rnn.h[::-1]", True),
+        ("two", 12, "y[1::3]", "state", False),
+        ("two", 12, "y", "state.rnn.c[1]", True),
         ("gru", 12, "y[:9]", "hidden.rnn.h", True),
         ("two", 10, "y", "x", True),
         ("two", 9, "y[:, 0]", "hidden.rnn.c[1:]", False),
@@ -80,19 +83,58 @@ def test_chains_against_reverse_mode(solve, model, kind, time, of, wrt, given):
     assert is_chain(found.job) == (kind != "image")  # whose states have more axes than one
     wanted = solve(model, inputs, of, wrt, mode="reverse").array
     np.testing.assert_allclose(found.array, wanted, rtol=0, atol=1e-13)
-    if time == 12 and of == "y":
+    if (of, wrt) == ("y", "x") and time == 12:
         later = np.triu(np.ones((time, time), bool), 1)
         assert np.all(found.array.transpose(1, 3, 0, 2, 4)[later] == 0)
 
 
 @pytest.mark.parametrize("kind", ["gru"])
+@pytest.mark.parametrize(
+    ("of", "wrt"),
+    [("y", "x"), ("y[1::2]", "x[3:]"), ("y[2:, 1]", "state.rnn.h"), ("hidden.rnn.h[:9]", "x[5:, 0]")],
+)
+def test_runs_and_blocks_of_every_size_give_the_same_numbers(solve, model, of, wrt):
+    inputs = {"x": np.random.default_rng(3).normal(size=(3, 13, 2))}
+    wanted = solve(model, inputs, of, wrt, mode="reverse").array
+    seen = set()
+    for budget in (2**28, 20_000, 5_000, 1_000, 500):
+        found = solve(model, inputs, of, wrt, mode="forward", budget=budget)
+        assert is_chain(found.job)
+        np.testing.assert_allclose(found.array, wanted, rtol=0, atol=1e-13)
+        assert found.chunks == found.job.info["chunks"]
+        assert max(block.nbytes for block in found.blocks) <= max(budget, wanted[0].nbytes // wanted[0, ..., 0].size)
+        seen.add((found.chunks, len(found.blocks)))
+    assert len(seen) > 2
+    assert max(seen)[0] > 3 * 2
+
+
+@pytest.mark.parametrize("kind", ["gru"])
+def test_a_long_chain_is_traced_twice_and_runs_each_step_once(prepare, model):
+    programs = Programs(compiled_shapes=0)
+    x = np.random.default_rng(4).normal(size=(1, 61, 2))
+    steps, found, works = prepare(model, {"x": x}, "y", "x", mode="forward", budget=20_000).steps(), None, []
+    for _ in range(1000):
+        try:
+            item = steps.send(found)
+        except StopIteration:
+            break
+        found = None
+        if isinstance(item, Work):
+            works.append(item)
+            found, _ = programs.run(model, "jacobian", item)
+    assert len(works) > 4
+    assert len(programs._graphs) == 2  # the first is not given the states that it begins with
+    assert sum(work.feeds["inputs.x"].shape[1] for work in works) < 61 + works[0].feeds["inputs.x"].shape[1]
+
+
+@pytest.mark.parametrize("kind", ["gru"])
 def test_compiled_programs_give_the_same_numbers(prepare, solve, model, monkeypatch):
-    monkeypatch.setattr(_blocks, "_WORTH_COMPILING", -1)
+    monkeypatch.setattr(jacobian, "_WORTH_COMPILING", -1)
     compiled = Programs(compiled_shapes=8)
     x = np.random.default_rng(2).normal(size=(1, 9, 2))
     for of, wrt, mode, kind in (
         ("y", "x", "forward", "chain"),
-        ("y[6:]", "state.rnn.h", "forward", "forward"),
+        ("y[6:]", "param.rnn.bias[0]", "forward", "forward"),
         ("y[5:8]", "x[2:]", "reverse", "reverse"),
     ):
         steps = prepare(model, {"x": x}, of, wrt, mode=mode).steps()

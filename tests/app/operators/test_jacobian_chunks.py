@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from app.operators import _plan
+from app.operators import _links, _plan
 from app.programs import Recent
 from models import _tf
 from models.model import Model
@@ -163,8 +163,8 @@ def test_steps_really_run(solve, small, count, of, wrt, mode, steps):
 @pytest.fixture
 def chains(monkeypatch):
     """Even small Jacobians are chains, of four links."""
-    monkeypatch.setattr(_plan, "_WORTH_CHAINING", 0)
-    monkeypatch.setattr(_plan, "_LINKS", 4)
+    monkeypatch.setattr(_links, "_WORTH_CHAINING", 0)
+    monkeypatch.setattr(_links, "_LINKS", 4)
 
 
 def test_a_chain_really_runs_each_step_once_for_each_direction_of_a_link(solve, small, count, chains):

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.operators import _plan
-from app.operators._plan import Chunk, Task, make_plan
+from app.operators import _links, _plan
+from app.operators._plan import Chunk, make_plan
 from app.operators._sides import Side
 from app.operators._slices import parse, select
+from app.operators._task import Task
 from models.model import Model
 from models.signature import Array
 
@@ -30,16 +31,16 @@ def side(name, time, features, index, timed=True, batched=True):
     return Side((array,), selection, batched, timed)
 
 
-def task(of, wrt, *, batch=1, length=6, causal=True, stepwise=True, **sizes):
+def task(of, wrt, *, batch=1, length=6, causal=True, stepwise=True, initial=False, **sizes):
     sizes = {"width": 10, "numbers": 4, "flops": 100, "block_bytes": 2**28, "chunk_bytes": 2**28} | sizes
-    return Task(of, wrt, batch, length, causal, stepwise, dtype="float64", **sizes)
+    return Task(of, wrt, batch, length, causal, stepwise, initial, dtype="float64", **sizes)
 
 
 def times(side):
     """The time of each element; of what has none, after everything in `of` and before everything in `wrt`."""
     if not side.timed:
         return np.full(side.count, np.inf if side.arrays[0].name == "y" else -1)
-    return side.times((0, side.count))
+    return np.array(side.selection.picks[0])[np.arange(side.count) // side.per_step]
 
 
 @settings(max_examples=300, deadline=None)
@@ -54,11 +55,10 @@ def times(side):
     block_bytes=st.sampled_from([1, 50, 300, 1000, 2**28]),
     chunk_bytes=st.sampled_from([1, 300, 1000, 5000, 2**28]),
     mode=st.sampled_from(["auto", "forward", "reverse"]),
-    chained=st.booleans(),
     cut=st.booleans(),
 )
 def test_every_entry_once_but_for_known_zeros(
-    length, batch, of_index, wrt_index, kinds, shape, batched, block_bytes, chunk_bytes, mode, chained, cut
+    length, batch, of_index, wrt_index, kinds, shape, batched, block_bytes, chunk_bytes, mode, cut
 ):
     causal, stepwise = shape
     of = side("y", length, 3, of_index, kinds[0] and causal)
@@ -66,9 +66,6 @@ def test_every_entry_once_but_for_known_zeros(
     sizes = {"block_bytes": block_bytes, "chunk_bytes": chunk_bytes}
     t = task(of, wrt, batch=batch, length=length, causal=causal, stepwise=stepwise, **sizes)
     with pytest.MonkeyPatch.context() as patch:
-        if chained:
-            patch.setattr(_plan, "_WORTH_CHAINING", 0)
-            patch.setattr(_plan, "_LINKS", 3)
         patch.setattr(_plan, "_MOST_CUT", 10**6 if cut else 0)
         plan = make_plan(t, mode)
     assert (plan.kinds is not None) == cut
@@ -99,7 +96,7 @@ def test_every_entry_once_but_for_known_zeros(
     assert not np.any((counts == 0) & ~zero)
     if cut:
         assert plan.count == sum(1 for block in plan.blocks for _ in block.chunks)
-    if (block_bytes == chunk_bytes == 2**28 and not chained) or not cut:
+    if block_bytes == chunk_bytes == 2**28 or not cut:
         again = 1 if cut else of.count  # all columns for each block of rows
         assert plan.passes <= (wrt.count * again if plan.mode == "forward" else of.count)
         assert plan.steps <= plan.passes * length
@@ -146,7 +143,8 @@ def test_a_model_that_is_not_causal_runs_all_steps():
 def test_terabytes_are_planned_with_few_cuts(mode, monkeypatch):
     cuts = []
     monkeypatch.setattr(_plan, "Chunk", lambda *fields: cuts.append(fields) or Chunk(*fields))
-    t = task(side("y", 1403, 200, ""), side("x", 1403, 200, ""), batch=100, length=1403, block_bytes=2**25)
+    long = side("y", 1403, 200, ""), side("x", 1403, 200, "")
+    t = task(*long, batch=100, length=1403, block_bytes=2**25, numbers=0)  # of states that can't be chained
     plan = make_plan(replace(t, chunk_bytes=2**24), mode)
     assert t.nbytes == 62_989_088_000_000
     # Forward mode runs all columns again for each block of rows.
@@ -203,7 +201,54 @@ def test_several_inputs_of_one_step_share_a_pass_over_the_batch(solve):
 @pytest.mark.parametrize("most", [100_000, 0])
 def test_large_plans_count_what_forward_mode_runs_anew_for_each_block(monkeypatch, most):
     monkeypatch.setattr(_plan, "_MOST_CUT", most)
-    large = replace(task(side("y", 600, 4, ""), side("x", 600, 4, "")), flops=0, block_bytes=2**20, chunk_bytes=2**18)
+    sides = side("y", 600, 4, ""), side("x", 600, 4, "")
+    large = task(*sides, length=600, numbers=0, block_bytes=2**20, chunk_bytes=2**18)
     plan = make_plan(large)
     assert plan.mode == "reverse"
     assert make_plan(large, "forward").steps > 3 * plan.steps
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    length=st.integers(1, 40),
+    batch=st.integers(1, 5),
+    of_index=INDEX,
+    wrt_index=INDEX,
+    initial=st.booleans(),
+    block_bytes=st.sampled_from([300, 2000, 10_000, 2**28]),
+    chunk_bytes=st.sampled_from([1, 1000, 20_000, 2**28]),
+)
+def test_links_cover_the_window_within_the_budget(
+    length, batch, of_index, wrt_index, initial, block_bytes, chunk_bytes
+):
+    length = max(length, 4)
+    of, wrt = side("y", length, 3, of_index), side("x", length, 3, wrt_index, timed=not initial)
+    t = task(of, wrt, batch=batch, length=length, initial=initial, block_bytes=block_bytes, chunk_bytes=chunk_bytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_links, "_WORTH_CHAINING", 0)
+        links = _links.cut(t)
+    start, stop = 0 if initial else min(times(wrt)), max(times(of)) + 1
+    falling = any(one.timed and one.selection.picks[0].step < 0 for one in (of, wrt))
+    if start >= stop or falling or 4 * wrt.count * 8 > block_bytes:
+        assert links is None
+        return
+    assert links.window == (start, stop)
+    assert (links.runs - 1) * links.length < stop - start <= links.runs * links.length
+    directions = 4 + (0 if initial else links.size * wrt.per_step)
+    held = links.samples * links.length * directions * t.width * 8
+    assert held <= chunk_bytes or (links.samples, links.length) == (1, 1)
+    assert links.samples * links.rows * wrt.count * 8 <= max(block_bytes, wrt.count * 8)
+    assert links.samples == 1 or links.rows == of.count
+
+
+def test_a_chain_of_all_steps_runs_no_columns_anew():
+    """dh_t/dh_0 of 200 units at 1,403 steps: 200 passes, though the answer comes in many blocks."""
+    of, wrt = side("y", 1403, 200, ""), side("x", 1403, 200, "", timed=False)
+    sizes = {"width": 800, "numbers": 200, "flops": 2 * 200 * 210, "block_bytes": 2**25, "chunk_bytes": 2**24}
+    t = task(of, wrt, batch=100, length=1403, initial=True, **sizes)
+    plan = make_plan(t)
+    assert t.nbytes == 44_896_000_000
+    assert (plan.mode, plan.passes, plan.links.samples) == ("forward", 200, 1)
+    assert 200 * 1403 < plan.steps < 3 * 200 * 1403
+    # More to hand on than a block may take: as before, for each block anew.
+    assert make_plan(replace(t, block_bytes=2**17), "forward").links is None
