@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 import app.operators
+from app.batcher import Batcher
 from app.calls import Answer, Call, Streamed
 from app.metrics import Metrics
 from app.operators._operator import Arrays, Check, Item, Job, Operator, Whole, Work
-from app.programs import device
+from app.programs import Programs, device
 from app.registry import Registry
 from app.runs import Runs, Usage
 from app.settings import Settings, variable
@@ -30,8 +31,12 @@ AT_ONCE_BYTES = 8_000_000
 _INLINE_BYTES = 1_000_000
 
 
+# How often sizes must have come lately before a program is compiled for them.
+_PATIENCE = 3
+
+
 class Engine:
-    """Answers calls, one at a time on a thread of its own, so that the event loop stays free.
+    """Answers calls: checks them, and has them computed on a thread of its own, so that the event loop stays free.
 
     Args:
         settings: which models to load, how many calls may wait, how long one may take.
@@ -42,7 +47,9 @@ class Engine:
         self._registry = Registry()
         self._operators: dict[str, Operator] = scan(app.operators, "OPERATOR")
         self._metrics = Metrics()
-        self._runs = Runs(settings.compiled_shapes, self._metrics)
+        programs = Programs(settings.compiled_programs, patience=_PATIENCE, background=True)
+        batcher = Batcher(settings.batch_rows, settings.batch_wait_us / 1e6)
+        self._runs = Runs(programs, batcher, self._metrics)
         self._pending = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -133,7 +140,10 @@ class Engine:
     async def _compute(
         self, model: Model, operator: str, job: Job, usage: Usage
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        arrays = job.joined(await self._runs.gather(model, operator, job.steps, usage))
+        if job.work is not None:
+            arrays = dict(await self._runs.work(model, operator, job.work, usage))
+        else:
+            arrays = job.joined(await self._runs.gather(model, operator, job.steps, usage))
         if job.check is None:
             return arrays, {}
         (findings,) = await self._runs.gather(model, operator, partial(_checking, job.check, arrays), usage)
@@ -206,7 +216,7 @@ class Engine:
 
     def _measured(self, job: Job, usage: Usage, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
         return {
-            "batch_rows": job.rows,
+            "batch_rows": usage.batch_rows or job.rows,
             "queue_ms": round((usage.queued or 0.0) * 1e3, 3),
             "compute_ms": round(usage.computed * 1e3, 3),
             "compiled": usage.compiled,

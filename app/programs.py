@@ -1,25 +1,27 @@
-"""Compiled programs: built on first use, kept while they are used, never more than a bounded number.
+"""Programs in two tiers, built on first use, kept while they are used, never more than a bounded number.
 
-The graph program of a call takes any batch and time, so it is traced once; XLA is up to ten times faster for small
-batches but compiles, for a second or more, each exact shape. So the first few shapes of each program are compiled and
-all others share the graph. Which of the two serves a shape is settled when it first comes: the two round differently,
-and equal requests are to get equal bits.
+The graph program of a call takes any batch and time, so it is traced once. XLA is up to ten times faster for small
+batches, but compiles each exact shape for a second or more. So sizes are compiled once they have come several times, on
+a thread of its own, and the graph serves until that is done. Rows, and steps where that changes nothing, are padded to
+a few sizes, so that requests of many sizes share a compiled program. The two tiers round differently.
 """
 
 import logging
 import re
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Mapping
-from typing import Generic, TypeVar
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
 from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingTypeStubs]
 
+from app.compiled import Compiled, Recent
 from app.operators._operator import Shape, Work
+from app.operators._rows import Arrays, Group
 from models import _tf
 from models.model import Model
-from pushforward.errors import InvalidArray
+from pushforward.errors import InvalidArray, Overloaded
 
 _log = logging.getLogger(__name__)
 
@@ -27,102 +29,109 @@ _DECORATION = re.compile(r"\{\{function_node [^}]*\}\} ?|\x1b\[\d*m| for '\{\{no
 
 _HEADINGS = ("Exception encountered", "Graph execution error", "Detected at", "File ", "<stack traces")
 
-V = TypeVar("V")
 Program = Callable[[Mapping[str, tf.Tensor]], dict[str, tf.Tensor]]
 
-
-class Recent(Generic[V]):
-    """A mapping that keeps the most recently used entries only."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._entries = limit, OrderedDict[Hashable, V]()
-
-    def get(self, key: Hashable) -> V | None:
-        """Return an entry and mark it as used."""
-        if key in self._entries:
-            self._entries.move_to_end(key)
-        return self._entries.get(key)
-
-    def put(self, key: Hashable, value: V) -> None:
-        """Keep an entry; the one unused for longest goes if there are too many."""
-        self._entries[key] = value
-        self._entries.move_to_end(key)
-        if len(self._entries) > self._limit:
-            self._entries.popitem(last=False)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+# Layers keep notes while they are traced, so there is one trace at a time.
+_TRACING = threading.Lock()
 
 
 class Programs:
     """The programs of one device, for use by one thread.
 
     Args:
-        limit: how many graph programs, and as many compiled ones, are kept.
-        compiled_shapes: how many shapes of one program are compiled.
+        compiled: how many compiled programs are kept; 0 compiles none.
+        graphs: how many graph programs are kept.
+        patience: how often sizes must have come lately before they are compiled.
+        background: whether compiling happens on a thread of its own; else the call that gives rise to it waits.
     """
 
-    def __init__(self, limit: int = 64, compiled_shapes: int = 8) -> None:
+    def __init__(self, compiled: int = 32, graphs: int = 64, patience: int = 1, background: bool = False) -> None:
         # NumPy multiplies on the same cores, and BLAS's own threads would spin where TensorFlow's are to run.
         threadpool_limits(1, "blas")
-        self._limit, self._compiled_shapes = limit, compiled_shapes
-        self._graphs: Recent[Program] = Recent(limit)
-        self._compiled: dict[Hashable, Program] = {}
-        self._counts: Counter[Hashable] = Counter()
-        self._settled: Recent[bool] = Recent(64 * limit)
+        self._compiles = compiled > 0
+        self._graphs: Recent[Program] = Recent(graphs)
+        self.compiled: Compiled[Program] = Compiled(compiled, patience, background)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many programs are kept, by tier."""
+        return {"graph": len(self._graphs), "compiled": len(self.compiled)}
+
+    def close(self) -> None:
+        """Compile no more."""
+        self.compiled.close()
 
     def run(self, model: Model, operator: str, work: Work) -> tuple[dict[str, np.ndarray], bool]:
-        """Run a checked call; return its arrays by path and whether an XLA program was used.
+        """Run a work; return its arrays by path and whether a compiled program was used.
 
         Raises:
             InvalidArray: if the model itself refuses the values, such as a token beyond its vocabulary.
+            Overloaded: if there is not enough memory.
         """
-        exact, free = _keys(model, operator, work)
-        feeds = {path: tf.constant(array) for path, array in work.feeds.items()}
-        if self._is_compiled(exact, free, model, work):
-            try:
-                return _arrays(self._compile(exact, work)(feeds)), True
-            except (ValueError, tf.errors.OpError) as error:
-                # Sizes that the model refuses, or an operation that XLA does not know: the graph tells which.
-                _log.info("model %s: no compiled program for %s: %s", model.name, operator, error)
-                self._compiled.pop(exact, None)
-                self._counts[free] -= 1
-                self._settled.put(exact, False)
+        (found,), compiled = self.run_group(model, operator, [work])
+        return found, compiled
+
+    def run_group(self, model: Model, operator: str, works: Sequence[Work]) -> tuple[list[dict[str, np.ndarray]], bool]:
+        """Run works that share their program, joined to one; return the arrays of each.
+
+        Raises:
+            InvalidArray: if the model refuses the values of any.
+            Overloaded: if there is not enough memory for all.
+        """
+        first = works[0]
+        group = Group(first.layout, [work.feeds for work in works])
         try:
-            return _arrays(self._graph(exact, free, model, work)(feeds)), False
+            found, time, compiled = self._run(model, operator, first, group)
+            parts = group.split(found)
+            for i, part in enumerate(parts):
+                if group.in_doubt(i, time, part):
+                    parts[i] = _call(self._graph(model, operator, first), works[i].feeds)
         except tf.errors.InvalidArgumentError as error:
             raise _refusal(model, error.message) from error
+        except (tf.errors.ResourceExhaustedError, MemoryError) as error:
+            rows = sum(work.rows for work in works)
+            raise Overloaded(
+                f"there is not enough memory for {rows} rows; send fewer rows or steps at once", retry_after_s=1
+            ) from error
+        return parts, compiled
 
-    def warm(self, model: Model, operator: str, work: Work) -> None:
-        """Build and run the graph program of a call, without settling anything for its shape."""
-        exact, free = _keys(model, operator, work)
-        self._graph(exact, free, model, work)({path: tf.convert_to_tensor(a) for path, a in work.feeds.items()})
+    def warm(self, model: Model, operator: str, work: Work, sizes: Sequence[tuple[int, int]] = ()) -> None:
+        """Build and run the graph program of a work, and compile it for sizes in rows and steps."""
+        _call(self._graph(model, operator, work), work.feeds)
+        group = Group(work.layout, [work.feeds])
+        for rows, time in sizes:
+            if self._compilable(model, work) and work.layout is not None:
+                shapes = group.shapes(rows, time)
+                self.compiled.make(_key(model, operator, work, shapes), partial(_compile, model, work, shapes))
 
-    def _is_compiled(self, exact: Hashable, free: Hashable, model: Model, work: Work) -> bool:
-        settled = exact in self._compiled or self._settled.get(exact)
-        if settled is None:
-            settled = (
-                # XLA takes minutes for a loop that is written out, and reads a token beyond the vocabulary as the last.
-                work.compile
-                and work.strategy == "scan"
-                and all(a.differentiable for a in model.signature.inputs)
-                and self._counts[free] < self._compiled_shapes
-                and len(self._compiled) < self._limit
+    def _run(self, model: Model, operator: str, work: Work, group: Group) -> tuple[dict[str, np.ndarray], int, bool]:
+        """Run a group by a compiled program, if there is one for its sizes or somewhat larger ones, else by the graph.
+
+        Returns:
+            What came out, how many steps it was padded to, and whether it was compiled.
+        """
+        if self._compilable(model, work):
+            shapes = {sizes: group.shapes(*sizes) for sizes in group.sizes()}
+            keys = {_key(model, operator, work, found): sizes for sizes, found in shapes.items()}
+            found = self.compiled.find(keys) or self.compiled.wish(
+                {key: partial(_compile, model, work, shapes[sizes]) for key, sizes in keys.items()}
             )
-            self._counts[free] += settled
-            self._settled.put(exact, settled)
-        return settled
+            if found is not None:
+                key, program = found
+                return _call(program, group.feeds(*keys[key])), keys[key][1], True
+        return _call(self._graph(model, operator, work), group.feeds(group.rows, group.time)), group.time, False
 
-    def _compile(self, key: Hashable, work: Work) -> Program:
-        found = self._compiled.get(key)
-        if found is None:
-            found = self._compiled[key] = _trace(
-                work, {path: array.shape for path, array in work.feeds.items()}, jit=True
-            )
-        return found
+    def _compilable(self, model: Model, work: Work) -> bool:
+        # XLA takes minutes for a loop that is written out, and reads a token beyond the vocabulary as the last.
+        return (
+            self._compiles
+            and work.compile
+            and work.strategy == "scan"
+            and all(a.differentiable for a in model.signature.inputs)
+        )
 
-    def _graph(self, exact: Hashable, free: Hashable, model: Model, work: Work) -> Program:
-        key = exact if work.exact else free
+    def _graph(self, model: Model, operator: str, work: Work) -> Program:
+        key = _key(model, operator, work, _shapes(work.feeds) if work.exact else dict(work.shapes))
         found = self._graphs.get(key)
         if found is None:
             try:
@@ -136,15 +145,30 @@ class Programs:
         return found
 
 
-def _keys(model: Model, operator: str, work: Work) -> tuple[Hashable, Hashable]:
-    """Return what a program for these very shapes, and one for any batch and time, depend on."""
-    kind = (model.name, model.version, operator, work.key)
-    exact = tuple((path, array.shape, array.dtype.str) for path, array in work.feeds.items())
-    free = tuple((path, work.shapes[path], array.dtype.str) for path, array in work.feeds.items())
-    return (*kind, exact), (*kind, free)
+def _compile(model: Model, work: Work, shapes: Mapping[str, tuple[int, ...]]) -> Program | None:
+    """Compile a program for these very shapes, and run it once on zeros: only then it is compiled."""
+    try:
+        program = _trace(work, shapes, jit=True)
+        _call(program, {path: np.zeros(shapes[path], array.dtype) for path, array in work.feeds.items()})
+    except (ValueError, tf.errors.OpError) as error:
+        # Sizes that the model refuses, or an operation that XLA does not know: the graph tells which.
+        _log.info("model %s: no compiled program: %s", model.name, error)
+        return None
+    return program
 
 
-def _arrays(found: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
+def _key(model: Model, operator: str, work: Work, shapes: Mapping[str, Shape]) -> Hashable:
+    """Return what a program depends on: the model, what it computes, and shapes, where None may be of any size."""
+    arrays = tuple((path, shapes[path], array.dtype.str) for path, array in work.feeds.items())
+    return (model.name, model.version, operator, work.key, arrays)
+
+
+def _shapes(feeds: Arrays) -> dict[str, Shape]:
+    return {path: array.shape for path, array in feeds.items()}
+
+
+def _call(program: Program, feeds: Arrays) -> dict[str, np.ndarray]:
+    found = program({path: tf.constant(array) for path, array in feeds.items()})
     # Views of the tensors' memory, read-only; `numpy()` copies.
     return {path: np.asarray(memoryview(tensor)) for path, tensor in found.items()}
 
@@ -168,4 +192,5 @@ def device() -> str:
 
 def _trace(work: Work, shapes: Mapping[str, Shape], *, jit: bool) -> Program:
     specs = {path: tf.TensorSpec(shapes[path], a.dtype, path) for path, a in work.feeds.items()}
-    return _tf.direct_call(tf.function(work.build(), autograph=False, jit_compile=jit).get_concrete_function(specs))
+    with _TRACING:
+        return _tf.direct_call(tf.function(work.build(), autograph=False, jit_compile=jit).get_concrete_function(specs))

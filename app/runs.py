@@ -1,19 +1,20 @@
-"""How checked calls are run: turn by turn on one thread of their own, so that the calls of all clients take turns.
+"""How checked calls are run: turn by turn on the compute thread, so that the calls of all clients take turns.
 
-A turn is one program: a whole JVP, or one chunk of a Jacobian. Between two chunks whoever came meanwhile has a turn,
-and a call that nobody waits for any more gets none.
+A turn is one program: the works of several calls joined, or one chunk of a Jacobian. Between two chunks whoever came
+meanwhile has a turn, and a call that nobody waits for any more gets none.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
+from app.batcher import Batcher
 from app.metrics import Metrics
 from app.operators._operator import Arrays, Item, Steps, Work
 from app.programs import Programs
@@ -35,6 +36,8 @@ class Usage:
     queued: float | None = None
     computed: float = 0.0
     compiled: bool = False
+    batch_rows: int = 0
+    """Rows of the batch that it was part of."""
 
 
 @dataclass
@@ -46,45 +49,62 @@ class _Turns:
     done: bool = False
 
 
+@dataclass(frozen=True)
+class _Outcome:
+    """What came out of a work, and how it was run."""
+
+    arrays: Arrays
+    compiled: bool
+    began: float
+    ended: float
+    rows: int
+
+
 class Runs:
     """Runs the steps of calls on the compute thread.
 
     Args:
-        compiled_shapes: how many shapes of one program are compiled.
+        programs: what runs a work.
+        batcher: the queue before the compute thread.
         metrics: where turns are counted.
     """
 
-    def __init__(self, compiled_shapes: int, metrics: Metrics) -> None:
-        self.programs = Programs(compiled_shapes=compiled_shapes)
-        self._metrics = metrics
-        self._compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
-        self.orphans = 0
-        """Turns that are still running, although their callers have left."""
-        self._running = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+    def __init__(self, programs: Programs, batcher: Batcher, metrics: Metrics) -> None:
+        self.programs = programs
+        self._batcher, self._metrics = batcher, metrics
         self._speed = _FIRST_SPEED
+
+    @property
+    def orphans(self) -> int:
+        """Turns that are still running, although their callers have left."""
+        return self._batcher.orphans
 
     async def close(self) -> None:
         """Wait for the turns that were begun, and end the thread."""
-        await self._idle.wait()
-        await asyncio.to_thread(self._compute.shutdown, wait=True)
+        await self._batcher.close()
+        await asyncio.to_thread(self.programs.close)
 
     async def on_thread(self, function: Callable[[], T]) -> T:
         """Run a function on the compute thread; if its caller leaves before it has begun, it never runs."""
-        loop = asyncio.get_running_loop()
-        left: list[bool] = []
-        self._running += 1
-        self._idle.clear()
-        future = self._compute.submit(function)
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._ended, left))
+        return await self._batcher.submit(function, _call)
+
+    async def work(self, model: Model, operator: str, work: Work, usage: Usage) -> Arrays:
+        """Run a single work, joined with those of other calls if it can be.
+
+        Raises:
+            asyncio.CancelledError: if the caller leaves; the others do not notice.
+        """
+        key = None if work.layout is None else (model, operator, work.key, work.strategy, work.layout.key(work.feeds))
+        run = partial(self._group, model, operator)
         try:
-            return await asyncio.wrap_future(future)
+            outcome: _Outcome = await self._batcher.submit(work, run, key, work.rows)
         except asyncio.CancelledError:
-            if not future.done():
-                self.orphans += 1
-                left.append(True)
+            self._metrics.abandoned.labels(operator, model.name).inc()
             raise
+        usage.queued = outcome.began - usage.submitted
+        usage.computed += outcome.ended - outcome.began
+        usage.compiled, usage.batch_rows = outcome.compiled, outcome.rows
+        return outcome.arrays
 
     async def items(
         self, model: Model, operator: str, steps: Steps, usage: Usage, limit: Callable[[], float | None] = lambda: None
@@ -156,8 +176,19 @@ class Runs:
         usage.computed += time.perf_counter() - begin
         return found
 
-    def _ended(self, left: list[bool]) -> None:
-        self.orphans -= len(left)
-        self._running -= 1
-        if self._running == 0:
-            self._idle.set()
+    def _group(self, model: Model, operator: str, works: Sequence[Work]) -> list[_Outcome | Exception]:
+        began = time.perf_counter()
+        try:
+            found, compiled = self.programs.run_group(model, operator, works)
+        except Exception as error:
+            if len(works) == 1:
+                return [error]
+            # One of them is to blame, and only one is to hear of it.
+            return [outcome for work in works for outcome in self._group(model, operator, [work])]
+        ended, rows = time.perf_counter(), sum(work.rows for work in works)
+        return [_Outcome(arrays, compiled, began, ended, rows) for arrays in found]
+
+
+def _call(functions: Sequence[Callable[[], T]]) -> list[T]:
+    (function,) = functions
+    return [function()]

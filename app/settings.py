@@ -50,11 +50,22 @@ class Settings(BaseSettings):
     warm: bool = Field(
         default=True, description="Build the programs of every model before the server accepts requests."
     )
-    compiled_shapes: int = Field(
-        default=8,
+    compiled_programs: int = Field(
+        default=32,
         ge=0,
-        description="Shapes of each program that XLA compiles when they first come: a second or more once, then up to "
-        "ten times faster. 0: none.",
+        description="Programs that XLA compiles, for sizes that come often: a second or more once, in the background, "
+        "then up to ten times faster. The one unused for longest makes room. 0: none.",
+    )
+    batch_rows: int = Field(
+        default=256,
+        ge=1,
+        description="Most rows, sequences with one direction each, of different requests that are computed together.",
+    )
+    batch_wait_us: float = Field(
+        default=0.0,
+        ge=0,
+        description="Microseconds that a request waits for others to be computed with. 0: only those that came while "
+        "the device was busy are.",
     )
     timeout_s: float = Field(
         default=60.0,

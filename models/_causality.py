@@ -60,6 +60,33 @@ def layers_across_time(network: keras.layers.Layer) -> list[keras.layers.Layer]:
     return [layer for layer in layers if id(layer) not in within]
 
 
+def mixing_layer(network: keras.Model) -> str | None:
+    """Name the first layer in which the rows of a batch may know of each other; None if each stands for itself.
+
+    A layer or operation that is not Keras's or ours counts as mixing: the safe answer, since what does not is joined
+    with the rows of other requests.
+    """
+    for layer in _tf.sublayers(network):
+        if not _rowwise(layer):
+            return f"layer {layer.name!r} ({type(layer).__name__}) may mix the rows of a batch"
+    return None
+
+
+def _rowwise(layer: keras.layers.Layer) -> bool:
+    if not all(isinstance(o, _L.Layer) or _makes_mask(o) for o in getattr(layer, "operations", ())):
+        return False
+    if not all(_elementwise(getattr(layer, name, None)) for name in ("activation", "recurrent_activation")):
+        return False
+    axis = getattr(layer, "axis", None)
+    axes = axis if isinstance(axis, list | tuple) else [axis]
+    # Counted from the end, only the last is surely not the batch's.
+    if not all(a is None or a == -1 or a > 0 for a in axes):
+        return False
+    # A Lambda holds a function of the user's, and a Dot may multiply along any axis.
+    ours = type(layer).__module__.startswith(("keras.src.", "models."))
+    return ours and not isinstance(layer, _L.Lambda | _L.Dot)
+
+
 def _causal(layer: keras.layers.Layer) -> bool:
     # A functional model's operations that are no layers, such as `x[:, ::-1]`, are not among its sublayers.
     if not all(isinstance(o, _L.Layer) or _makes_mask(o) for o in getattr(layer, "operations", ())):

@@ -8,7 +8,14 @@ import keras
 import tensorflow as tf
 
 from models import _tf
-from models._causality import acausal_layer, is_causal, keeps_length, layers_across_time, masking_layer
+from models._causality import (
+    acausal_layer,
+    is_causal,
+    keeps_length,
+    layers_across_time,
+    masking_layer,
+    mixing_layer,
+)
 from models._probe import Probe
 from models.signature import Array, Signature
 
@@ -77,6 +84,7 @@ def describe(
         causal=is_causal(network) and not wired,
         one_length=keeps_length(network) and sequences == 1,
         obstacle=_obstacle(network, sequences, probe, places),
+        mixing=mixing_layer(network),
         dtype=next(iter(outputs.values())).dtype.name,
     )
     return signature, tuple(places), variables

@@ -45,9 +45,9 @@ class Signature:
     `states` are final states as outputs and initial states as inputs; `wired` names those whose initial value another
     layer computes, so that a request cannot give it. `hidden` is the state after each step: an output, or, as an input,
     a zero perturbation added there; so is the output of an Embedding. `parameters` can be directions and gradients, but
-    not values. `obstacle` says why the model can't be run step by step, its states handed on; None if it can. With
-    `one_length` all sequences have as many steps as the one input that is a sequence; without, only a run of the model
-    tells how many each has.
+    not values. `obstacle` says why the model can't be run step by step, its states handed on; None if it can. `mixing`
+    says why rows of a batch may know of each other; None if they don't. With `one_length` all sequences have as many
+    steps as the one input that is a sequence; without, only a run of the model tells how many each has.
     """
 
     inputs: tuple[Array, ...]
@@ -59,7 +59,13 @@ class Signature:
     causal: bool
     one_length: bool
     obstacle: str | None
+    mixing: str | None
     dtype: str
+
+    @property
+    def arrays(self) -> list[Array]:
+        """All of them."""
+        return [*self.inputs, *self.states, *self.hidden, *self.parameters, *self.outputs]
 
     @property
     def sequences(self) -> list[Array]:
@@ -79,6 +85,7 @@ class Signature:
             "wired": sorted(self.wired),
             "causal": self.causal,
             "stepwise": self.obstacle is None,
+            "rowwise": self.mixing is None,
             "dtype": self.dtype,
             "strategies": ["auto", *STRATEGIES],
         }

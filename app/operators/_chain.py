@@ -71,8 +71,7 @@ class Chain:
             tangents[name] = tf.broadcast_to(part, [own + numbers, rows, part.shape[-1]])
 
         def run(moved: Tensors) -> Tensors:
-            outputs = [of, *(n for n in states if n != of)]
-            return self.model.run({**point, **moved}, outputs, directions=own + numbers)
+            return self.model.run({**point, **moved}, [of, *states], directions=own + numbers)
 
         _, pushed = programs.push(run, {n: point[n] for n in tangents}, tangents, stacked=True)
         seen = pick(pushed[of], arrays)

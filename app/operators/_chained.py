@@ -119,7 +119,7 @@ class _Carry:
 
     def advance(self, own: np.ndarray, through: np.ndarray) -> None:
         """Carry on past a link: what its own columns do to the states after it, and what those before it do."""
-        self.array[:] = np.matmul(through, self.array)
+        self._all[..., : self._done] = np.matmul(through, self.array)
         end = self._done + own.shape[-1]
         self._all[..., self._done : end] = own
         self._done = end

@@ -59,7 +59,8 @@ def cut(task: Task) -> Links | None:
         size //= 2
     total = -(-length // size)
     most = max(1, task.chunk_bytes // taken(size))
-    samples = min(task.batch, max(1, task.block_bytes // (of.count * wrt.count * task.itemsize)), most)
+    # A block holds the rows of all samples, and as many states are handed on.
+    samples = min(task.batch, max(1, task.block_bytes // (max(of.count, numbers) * wrt.count * task.itemsize)), most)
     runs = -(-total // max(1, most // samples))
     count = -(-total // runs)
     rows = min(of.count, max(1, task.block_bytes // (wrt.count * task.itemsize)))

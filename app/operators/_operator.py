@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from app.calls import Call
+from app.operators._rows import Arrays, Layout
 from models.model import Model
 
 Tensors = dict[str, tf.Tensor]
@@ -29,6 +30,7 @@ class Work:
         strategy: the strategy that was picked.
         casts: notes on arrays that were converted.
         compile: whether XLA may make a program of its own for these sizes.
+        layout: how it can be joined with others that differ in rows, and in steps at the end; None if it can't be.
     """
 
     key: Hashable
@@ -39,6 +41,7 @@ class Work:
     strategy: str
     casts: Sequence[str]
     compile: bool = True
+    layout: Layout | None = None
 
     @property
     def exact(self) -> bool:
@@ -46,7 +49,6 @@ class Work:
         return all(None not in shape for shape in self.shapes.values())
 
 
-Arrays = Mapping[str, np.ndarray]
 Item = Work | np.ndarray | Arrays
 Steps = Callable[[], Generator[Item, Arrays, None]]
 Check = Callable[[Arrays], Generator[Work, Arrays, dict[str, Any]]]
@@ -83,6 +85,7 @@ class Job:
         extra: further members of the answer.
         plan_only: nothing is to be computed.
         check: given the arrays of the answer, yields the works of a check and returns its findings.
+        work: the only one, if there is no more to do than to run it.
     """
 
     steps: Steps
@@ -96,6 +99,7 @@ class Job:
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     plan_only: bool = False
     check: Check | None = None
+    work: Work | None = None
 
     def joined(self, items: Sequence[Any]) -> dict[str, np.ndarray]:
         """Put together all arrays that the steps have yielded."""
@@ -113,7 +117,7 @@ class Job:
             found = yield work
             yield found
 
-        return cls(steps, work.rows, work.strategy, work.casts, check=check)
+        return cls(steps, work.rows, work.strategy, work.casts, check=check, work=work)
 
 
 class Operator(Protocol):

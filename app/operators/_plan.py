@@ -91,8 +91,8 @@ class Plan:
         steps: steps that all of these run together, per sample.
         why: the reason for the mode.
         count: how many chunks there are.
-        blocks: what to compute, unless there are
-        links: how all of it is a chain.
+        blocks: what to compute, unless it is a chain.
+        links: how a chain is cut.
     """
 
     mode: str
@@ -137,7 +137,7 @@ def make_plan(task: Task, mode: str = "auto") -> Plan:
 def _cheapest(task: Task, mode: str) -> Plan:
     plan = _estimate(task, mode) if _count(task, mode) > _MOST_CUT else _plan(task, mode)
     links = cut(task) if mode == "forward" else None
-    # Steps of a chain are not the whole of its costs, so it has to be much better.
+    # Steps of a chain are not the whole of its costs, so it has to be much better than the same mode without one.
     if links is None or 2 * links.steps >= plan.steps:
         return plan
     return Plan(mode, task.wrt.count, links.steps, "", links.runs * -(-task.batch // links.samples), (), links)

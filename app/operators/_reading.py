@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from app.calls import Call
+from app.operators._rows import Layout
 from models.model import Model
 from models.signature import STRATEGIES, Array, fit
 from pushforward.errors import InvalidArray, InvalidRequest, NotDifferentiable, UnknownName
@@ -227,6 +228,40 @@ def free_shapes(model: Model, feeds: Feeds, exact: bool = False) -> dict[str, tu
         stacked = (None,) * (array.ndim - len(specs[name])) if field != "inputs" else ()
         shapes[path] = (*stacked, *specs[name])
     return shapes
+
+
+def layout(
+    model: Model, feeds: Feeds, outputs: Sequence[str], directions: Sequence[str] = (), wrt: Sequence[str] = ()
+) -> Layout | None:
+    """Tell how works of an operator can be joined: where their rows and steps are.
+
+    Args:
+        model: the model.
+        feeds: what a work feeds.
+        outputs: the outputs that it returns.
+        directions: those that it returns tangents of.
+        wrt: those arrays of the input side that it returns cotangents of.
+
+    Returns:
+        None if they can't: if rows of the model know of each other, or an array has none, such as a weight's tangent.
+    """
+    signature = model.signature
+    if signature.mixing is not None:
+        return None
+    axes = {a.name: a.axes for a in signature.arrays}
+    stacked = any(len(axes[p.partition(".")[2]]) < a.ndim for p, a in feeds.items())
+
+    def named(path: str) -> tuple[str, ...]:
+        field, _, name = path.partition(".")
+        return (*("directions",) * (stacked and field in ("tangents", "cotangents")), *axes[name])
+
+    given = {path: named(path) for path in feeds}
+    paths = [f"outputs.{n}" for n in outputs] + [f"tangents.{n}" for n in directions] + [f"cotangents.{n}" for n in wrt]
+    results = {path: named(path) for path in paths}
+    if not all("batch" in found for found in (*given.values(), *results.values())):
+        return None
+    by_step = all("time" in axes[n] for n in outputs)
+    return Layout(given, results, signature.causal and signature.one_length and by_step, bool(wrt))
 
 
 def count_rows(feeds: Feeds, directions: int | None) -> int:

@@ -21,7 +21,7 @@ class Task:
         stepwise: whether the model can start anywhere, given its states.
         initial: whether `wrt` is of the states before the first step.
         width: numbers that a pass holds per step and sample.
-        numbers: how many of these are the states of a model that runs step by step.
+        numbers: how many numbers the states have, side by side; 0 if products of matrices can't stand for their steps.
         flops: floating-point operations per pass, step and sample.
         dtype: of the answer.
         block_bytes: what a block may take.

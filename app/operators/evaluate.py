@@ -43,6 +43,7 @@ class _Evaluate:
             rows=reading.count_rows(feeds, None),
             strategy=strategy,
             casts=casts,
+            layout=None if strategy == "unrolled" else reading.layout(model, feeds, outputs),
         )
         return Job.of(work)
 

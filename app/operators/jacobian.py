@@ -81,7 +81,7 @@ class _Jacobian:
             stepwise=signature.obstacle is None,
             initial=all(a.name in {s.name for s in signature.states} for a in wrt.arrays),
             width=_width(model, of, wrt),
-            numbers=_numbers(model),
+            numbers=_numbers(model, of, wrt),
             flops=2 * sum(prod(n or 1 for n in p.shape) for p in signature.parameters),
             dtype=of.arrays[0].dtype,
             block_bytes=BLOCK_BYTES,
@@ -148,10 +148,13 @@ class _Jacobian:
         return Side(tuple(sized), selection, batched, timed)
 
 
-def _numbers(model: Model) -> int:
-    """Count the numbers of all states side by side; 0 if any has more axes than one."""
+def _numbers(model: Model, of: Side, wrt: Side) -> int:
+    """Count the numbers of all states side by side; 0 if they can't be, or NumPy has no fast products of their dtype."""
     states = model.signature.states
-    return sum(s.shape[-1] or 0 for s in states) if all(len(s.shape) == 2 for s in states) else 0
+    dtypes = {a.dtype for a in (*states, *of.arrays, *wrt.arrays)}
+    if not all(len(s.shape) == 2 for s in states) or dtypes not in ({"float32"}, {"float64"}):
+        return 0
+    return sum(s.shape[-1] or 0 for s in states)
 
 
 def _width(model: Model, of: Side, wrt: Side) -> int:

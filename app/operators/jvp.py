@@ -62,6 +62,9 @@ class _Jvp:
             rows=reading.count_rows(feeds, count),
             strategy=strategy,
             casts=casts,
+            layout=None
+            if strategy == "unrolled"
+            else reading.layout(model, {**feeds, **tangents}, outputs, directions=outputs),
         )
         check = _check.of_tangents(model, work, count is not None) if reading.read_flag(call, "check") else None
         return Job.of(work, check)

@@ -68,6 +68,7 @@ class _Vjp:
             rows=reading.count_rows(feeds, count),
             strategy=strategy,
             casts=casts,
+            layout=None if strategy == "unrolled" else reading.layout(model, {**feeds, **cotangents}, outputs, wrt=wrt),
         )
         check = _check.of_cotangents(model, work, count is not None) if reading.read_flag(call, "check") else None
         return Job.of(work, check)

@@ -166,7 +166,7 @@ def fake_app(fake_engine, fake_operators):
 @pytest.fixture(scope="session")
 def server() -> Iterator[TestClient]:
     """The real server; programs are built when a test needs them, none with XLA, which takes seconds for each shape."""
-    with TestClient(create_app(Settings(warm=False, compiled_shapes=0, timeout_s=300))) as client:
+    with TestClient(create_app(Settings(warm=False, compiled_programs=0, timeout_s=300))) as client:
         yield client
 
 
@@ -211,7 +211,7 @@ def archives(tmp_path_factory):
 def archive_server(archives) -> Iterator[TestClient]:
     """The real server with `stacked-rnn` and the archives."""
     with TestClient(
-        create_app(Settings(models=("stacked-rnn",), models_dir=archives, warm=False, compiled_shapes=0))
+        create_app(Settings(models=("stacked-rnn",), models_dir=archives, warm=False, compiled_programs=0))
     ) as client:
         yield client
 

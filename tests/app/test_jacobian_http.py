@@ -182,7 +182,7 @@ def big_server():
             keras.layers.SimpleRNN(200, return_sequences=True, dtype="float64", name="rnn"),
         ]
     )
-    with TestClient(create_app(Settings(models=("stacked-rnn",), warm=False, compiled_shapes=0))) as client:
+    with TestClient(create_app(Settings(models=("stacked-rnn",), warm=False, compiled_programs=0))) as client:
         client.app.state.engine._registry.add(Model("big", network), "a test's")
         yield client
 

@@ -51,7 +51,7 @@ class Live:
     """A server in a thread of its own."""
 
     def __init__(self):
-        self.app = create_app(Settings(models=("stacked-rnn",), warm=False, compiled_shapes=0))
+        self.app = create_app(Settings(models=("stacked-rnn",), warm=False, compiled_programs=0))
         config = uvicorn.Config(self.app, host="127.0.0.1", port=0, log_config=None, timeout_graceful_shutdown=30)
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run)
@@ -266,7 +266,7 @@ async def test_an_engine_that_closes_waits_for_its_streams(monkeypatch):
 
     from app.calls import Call
 
-    engine = app.engine.Engine.from_settings(Settings(models=("stacked-rnn",), warm=False, compiled_shapes=0))
+    engine = app.engine.Engine.from_settings(Settings(models=("stacked-rnn",), warm=False, compiled_programs=0))
     await engine.start()
     call = Call("stacked-rnn", "jacobian", {"inputs": {"x": X}}, dict(ASKED))
     answer = await engine(call)

@@ -1,3 +1,4 @@
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -5,11 +6,13 @@ import numpy as np
 import pytest
 
 from app.operators._operator import Work
-from app.programs import Programs, Recent
+from app.operators._rows import Layout
+from app.programs import Programs
 from models.signature import Array
-from pushforward.errors import InvalidArray
+from pushforward.errors import InvalidArray, Overloaded
 
 X = Array("x", (None, None, 2), "float64", ("batch", "time", "feature"), True)
+LAYOUT = Layout({"inputs.x": X.axes}, {"outputs.y": X.axes}, padded=True)
 TOKENS = Array("x", (None, None), "int32", ("batch", "time"), False)
 
 
@@ -28,11 +31,12 @@ class Counted:
         self.traces += 1
         return {"outputs.y": self.function(arrays["inputs.x"])}
 
-    def work(self, x, key="key", exact=False):
+    def work(self, x, key="key", exact=False, layout=None):
         x = np.asarray(x)
         free = (None, None, *x.shape[2:])
         strategy = "unrolled" if exact else "scan"
-        return Work(key, lambda: self, {"inputs.x": x}, {"inputs.x": x.shape if exact else free}, len(x), strategy, ())
+        shapes = {"inputs.x": x.shape if exact else free}
+        return Work(key, lambda: self, {"inputs.x": x}, shapes, len(x), strategy, (), layout=layout)
 
 
 @pytest.fixture
@@ -40,19 +44,8 @@ def double():
     return Counted(lambda x: 2 * x)
 
 
-def test_recent_keeps_what_was_used_last():
-    recent = Recent(2)
-    recent.put("a", 1)
-    recent.put("b", 2)
-    assert recent.get("a") == 1
-    recent.put("c", 3)
-    assert [recent.get(key) for key in "abc"] == [1, None, 3]
-    recent.put("c", 4)
-    assert (len(recent), recent.get("c")) == (2, 4)
-
-
 def test_one_trace_for_every_batch_and_time(double):
-    programs = Programs(compiled_shapes=0)
+    programs = Programs(compiled=0)
     for batch, time in ((1, 1), (2, 3), (5, 4)):
         x = np.random.default_rng(batch).standard_normal((batch, time, 2))
         found, compiled = programs.run(make_model(), "evaluate", double.work(x))
@@ -61,30 +54,109 @@ def test_one_trace_for_every_batch_and_time(double):
     assert double.traces == 1
 
 
-def test_the_first_shapes_of_a_program_are_compiled_and_stay_so(double):
-    programs = Programs(compiled_shapes=2)
-    shapes = [np.ones((1, time, 2)) for time in (1, 2, 3)]
-    for _ in range(3):
-        assert [programs.run(make_model(), "evaluate", double.work(x))[1] for x in shapes] == [True, True, False]
-    assert double.traces == 3
-    assert programs.run(make_model(), "evaluate", double.work(shapes[2], key="other"))[1]
+def test_a_shape_that_comes_often_is_compiled_and_stays_so(double):
+    programs, often, seldom = Programs(patience=3), np.ones((1, 2, 2)), np.ones((1, 3, 2))
+    run = [programs.run(make_model(), "evaluate", double.work(x))[1] for x in (often, seldom, often, often, seldom)]
+    assert run == [False, False, False, True, False]
+    assert double.traces == 2
+    assert programs.run(make_model(), "evaluate", double.work(often))[1]
+    assert not programs.run(make_model(), "evaluate", double.work(often, key="other"))[1]
+    assert programs.counts == {"graph": 2, "compiled": 1}
 
 
 def test_the_number_of_compiled_programs_is_bounded(double):
-    programs, x = Programs(limit=2), np.ones((1, 1, 2))
-    assert [programs.run(make_model(), "evaluate", double.work(x, key))[1] for key in range(4)] == [True] * 2 + [
-        False
-    ] * 2
-    assert [programs.run(make_model(), "evaluate", double.work(x, key))[1] for key in range(4)] == [True] * 2 + [
-        False
-    ] * 2
+    programs, x = Programs(compiled=2), np.ones((1, 1, 2))
+    for key in range(4):
+        assert programs.run(make_model(), "evaluate", double.work(x, key))[1]
+    assert programs.counts == {"graph": 0, "compiled": 2}
+    assert programs.run(make_model(), "evaluate", double.work(x, 3))[1]
+    assert programs.compiled.count == 4
 
 
-def test_warming_settles_nothing(double):
-    programs, x = Programs(), np.ones((1, 3, 2))
+def test_warming_compiles_the_sizes_that_were_told(double):
+    programs, x = Programs(patience=3), np.ones((1, 3, 2))
     programs.warm(make_model(), "evaluate", double.work(x))
-    assert programs.run(make_model(), "evaluate", double.work(x))[1]
+    assert programs.counts == {"graph": 1, "compiled": 0}
+    programs.warm(make_model(), "evaluate", double.work(x, layout=LAYOUT), [(4, 6)])
+    assert programs.counts == {"graph": 1, "compiled": 1}
     assert double.traces == 2
+    for rows, time, compiled in ((4, 6, True), (4, 5, True), (4, 4, False), (5, 6, False)):
+        x = np.random.default_rng(rows).normal(size=(rows, time, 2))
+        found, by_xla = programs.run(make_model(), "evaluate", double.work(x, layout=LAYOUT))
+        assert by_xla == compiled, (rows, time)
+        np.testing.assert_array_equal(found["outputs.y"], 2 * x)
+
+
+def test_rows_and_steps_are_padded_to_a_compiled_program(double):
+    programs, rng = Programs(patience=2), np.random.default_rng(0)
+    for rows, time, compiled in ((5, 7, False), (6, 8, True), (5, 8, True), (6, 7, True), (2, 3, False)):
+        x = rng.normal(size=(rows, time, 2))
+        found, by_xla = programs.run(make_model(), "evaluate", double.work(x, layout=LAYOUT))
+        assert by_xla == compiled, (rows, time)
+        np.testing.assert_array_equal(found["outputs.y"], 2 * x)
+
+
+def test_works_that_are_run_together(double):
+    programs, rng = Programs(compiled=0), np.random.default_rng(0)
+    arrays = [rng.normal(size=(rows, time, 2)) for rows, time in ((1, 7), (3, 8), (2, 5))]
+    works = [double.work(x, layout=LAYOUT) for x in arrays]
+    found, _ = programs.run_group(make_model(), "evaluate", works)
+    assert double.traces == 1
+    for x, part in zip(arrays, found, strict=True):
+        np.testing.assert_array_equal(part["outputs.y"], 2 * x)
+
+
+def test_what_padding_spoils_in_reverse_mode_is_computed_alone():
+    import tensorflow as tf
+
+    # Zero cotangents at the padded steps, times what is infinite there.
+    spoiled = Counted(lambda x: x * tf.reduce_sum(0 * tf.math.log(tf.abs(x)), [1, 2], keepdims=True) + x)
+    layout = replace(LAYOUT, pulled=True)
+    arrays = [np.ones((1, 7, 2)), np.full((1, 8, 2), 2.0)]
+    works = [spoiled.work(x, layout=layout) for x in arrays]
+    found, _ = Programs(compiled=0).run_group(make_model(), "evaluate", works)
+    for x, part in zip(arrays, found, strict=True):
+        np.testing.assert_array_equal(part["outputs.y"], x)
+
+
+def test_compiling_in_the_background_keeps_nobody_waiting(double):
+    programs, x, wait = Programs(background=True), np.ones((1, 3, 2)), threading.Event()
+
+    def slow(arrays):
+        if threading.current_thread().name.startswith("compiler"):
+            assert wait.wait(30)
+        return double(arrays)
+
+    work = replace(double.work(x), build=lambda: slow)
+    programs._graph(make_model(), "evaluate", work)
+    assert not programs.run(make_model(), "evaluate", work)[1]
+    assert not programs.run(make_model(), "evaluate", work)[1]
+    wait.set()
+    programs.close()
+    assert programs.run(make_model(), "evaluate", work)[1]
+    assert double.traces == 2
+
+
+def test_what_can_not_be_compiled_is_tried_once():
+    import tensorflow as tf
+
+    strings = Counted(lambda x: tf.strings.to_number(tf.strings.as_string(x), tf.float64))
+    programs, x = Programs(), np.ones((1, 3, 2))
+    for _ in range(3):
+        found, compiled = programs.run(make_model(), "evaluate", strings.work(x))
+        assert not compiled
+        np.testing.assert_array_equal(found["outputs.y"], x)
+    assert strings.traces == 2
+
+
+def test_too_little_memory_is_an_error_of_this_request(double):
+    import tensorflow as tf
+
+    programs = Programs(compiled=0)
+    greedy = Counted(lambda x: tf.reduce_sum(tf.zeros([tf.shape(x)[1], 10**9, 10**6], tf.float64)) + x)
+    with pytest.raises(Overloaded, match="not enough memory for 1 rows"):
+        programs.run(make_model(), "evaluate", greedy.work(np.ones((1, 3, 2)), "greedy"))
+    assert programs.run(make_model(), "evaluate", double.work(np.ones((1, 3, 2))))[0]["outputs.y"].shape == (1, 3, 2)
 
 
 @pytest.mark.parametrize("strategy", ["unrolled", "reverse"])
@@ -97,7 +169,7 @@ def test_only_the_loop_is_compiled(double, strategy):
     "change", [{"operator": "jvp"}, {"key": "other"}, {"version": 2}, {"name": "n"}, {"dtype": "float32"}], ids=str
 )
 def test_what_a_program_depends_on(double, change):
-    programs, x = Programs(compiled_shapes=0), np.ones((2, 3, 2))
+    programs, x = Programs(compiled=0), np.ones((2, 3, 2))
     programs.run(make_model(), "evaluate", double.work(x))
     model = make_model(name=change.get("name", "m"), version=change.get("version", 1))
     work = double.work(x.astype(change.get("dtype", "float64")), change.get("key", "key"))
@@ -108,14 +180,14 @@ def test_what_a_program_depends_on(double, change):
 
 
 def test_an_exact_program_is_traced_for_each_shape(double):
-    programs = Programs(compiled_shapes=0)
+    programs = Programs(compiled=0)
     for time in (1, 2):
         programs.run(make_model(), "evaluate", double.work(np.ones((1, time, 2)), exact=True))
     assert double.traces == 2
 
 
 def test_the_number_of_programs_is_bounded(double):
-    programs = Programs(limit=3, compiled_shapes=0)
+    programs = Programs(graphs=3, compiled=0)
     x = np.ones((1, 1, 2))
     for key in range(9):
         programs.run(make_model(), "evaluate", double.work(x, key))

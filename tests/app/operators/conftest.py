@@ -24,7 +24,7 @@ class Solved:
 @pytest.fixture(scope="module")
 def programs():
     """Graphs only: XLA takes seconds for each shape."""
-    return Programs(compiled_shapes=0)
+    return Programs(compiled=0)
 
 
 @pytest.fixture

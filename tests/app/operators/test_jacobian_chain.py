@@ -110,7 +110,7 @@ def test_runs_and_blocks_of_every_size_give_the_same_numbers(solve, model, of, w
 
 @pytest.mark.parametrize("kind", ["gru"])
 def test_a_long_chain_is_traced_twice_and_runs_each_step_once(prepare, model):
-    programs = Programs(compiled_shapes=0)
+    programs = Programs(compiled=0)
     x = np.random.default_rng(4).normal(size=(1, 61, 2))
     steps, found, works = prepare(model, {"x": x}, "y", "x", mode="forward", budget=20_000).steps(), None, []
     for _ in range(1000):
@@ -127,10 +127,21 @@ def test_a_long_chain_is_traced_twice_and_runs_each_step_once(prepare, model):
     assert sum(work.feeds["inputs.x"].shape[1] for work in works) < 61 + works[0].feeds["inputs.x"].shape[1]
 
 
+@pytest.mark.parametrize("dtypes", [("mixed_float16", "float32"), ("mixed_float16",), ("float32", "float64")])
+def test_no_chain_of_states_without_fast_products(solve, dtypes):
+    layers = [L.GRU(2, return_sequences=True, dtype=dtype) for dtype in dtypes]
+    mixed = Model("mixed", keras.Sequential([keras.Input((None, 2)), *layers]))
+    x = np.random.default_rng(5).normal(size=(1, 9, 2)).astype("float32")
+    found = solve(mixed, {"x": x}, "y", "x", mode="forward")
+    assert not is_chain(found.job)
+    wanted = solve(mixed, {"x": x}, "y", "x", mode="reverse").array
+    np.testing.assert_allclose(found.array, wanted, rtol=0, atol=2e-3)
+
+
 @pytest.mark.parametrize("kind", ["gru"])
 def test_compiled_programs_give_the_same_numbers(prepare, solve, model, monkeypatch):
     monkeypatch.setattr(jacobian, "_WORTH_COMPILING", -1)
-    compiled = Programs(compiled_shapes=8)
+    compiled = Programs(compiled=8)
     x = np.random.default_rng(2).normal(size=(1, 9, 2))
     for of, wrt, mode, kind in (
         ("y", "x", "forward", "chain"),

@@ -239,6 +239,7 @@ def test_links_cover_the_window_within_the_budget(
     assert held <= chunk_bytes or (links.samples, links.length) == (1, 1)
     assert links.samples * links.rows * wrt.count * 8 <= max(block_bytes, wrt.count * 8)
     assert links.samples == 1 or links.rows == of.count
+    assert links.samples * 4 * wrt.count * 8 <= block_bytes  # what is handed on
 
 
 def test_a_chain_of_all_steps_runs_no_columns_anew():
@@ -252,3 +253,14 @@ def test_a_chain_of_all_steps_runs_no_columns_anew():
     assert 200 * 1403 < plan.steps < 3 * 200 * 1403
     # More to hand on than a block may take: as before, for each block anew.
     assert make_plan(replace(t, block_bytes=2**17), "forward").links is None
+
+
+def test_what_a_chain_takes_is_what_it_runs_and_what_its_products_take():
+    sides = side("y", 40, 3, ""), side("x", 40, 3, "")
+    links = _links.cut(task(*sides, length=40, flops=10**6))
+    assert (links.count, links.size) == (8, 5)
+    # Each link has directions for its 15 inputs and for 4 states. Of 120 columns half take part on average.
+    products = 2 * 60 * 4 * (120 + 8 * 4)
+    assert links.steps == 40 * (15 + 4) + products // 10**6
+    assert _links.cut(task(*sides, length=40, flops=10**4 * 5)).steps == 40 * (15 + 4) + products // (5 * 10**4)
+    assert products // (5 * 10**4) == 1

@@ -41,7 +41,7 @@ def made(*layers, **options):
 def compute(model, inputs, *, operator=transitions.OPERATOR, programs=None, works=None, **options):
     """Run a call as the server does; return its arrays and its job, and list its works if asked to."""
     job = operator.prepare(model, Call("m", operator.name, {"inputs": inputs}, options))
-    programs, found, steps = programs or Programs(compiled_shapes=0), [], job.steps()
+    programs, found, steps = programs or Programs(compiled=0), [], job.steps()
     item = next(steps, None)
     while item is not None:
         if isinstance(item, Work):
@@ -303,7 +303,7 @@ def test_compiled(kind, time):
     """With more rows than units, where XLA gets its own way to transpose."""
     model = Model("m", NETWORKS[kind]())
     inputs = draw(model, batch=12 // time, time=time)
-    plain, compiled = (compute(model, inputs, programs=Programs(compiled_shapes=n))[0] for n in (0, 1))
+    plain, compiled = (compute(model, inputs, programs=Programs(compiled=n))[0] for n in (0, 1))
     for part in PARTS:
         np.testing.assert_allclose(compiled[part], plain[part], atol=CLOSE)
 
