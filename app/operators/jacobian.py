@@ -149,7 +149,7 @@ class _Jacobian:
 
 
 def _numbers(model: Model, of: Side, wrt: Side) -> int:
-    """Count the numbers of all states side by side; 0 if they can't be, or NumPy has no fast products of their dtype."""
+    """Count the numbers of all states side by side; 0 if they can't be, or NumPy has no fast products of them."""
     states = model.signature.states
     dtypes = {a.dtype for a in (*states, *of.arrays, *wrt.arrays)}
     if not all(len(s.shape) == 2 for s in states) or dtypes not in ({"float32"}, {"float64"}):
