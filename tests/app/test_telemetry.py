@@ -4,6 +4,7 @@ import logging
 import random
 from dataclasses import dataclass, field
 
+import httpx2
 import pytest
 from opentelemetry import trace
 
@@ -56,6 +57,13 @@ def test_what_is_no_trace_is_ignored(shell, traces, invalid):
     assert response.status_code == 200
     assert "traceparent" not in response.headers
     assert traces() == ["-"]
+
+
+async def test_a_trace_ends_with_its_request(fake_app, traces):
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(fake_app), base_url="http://test") as client:
+        await client.get("/health/live", headers={"traceparent": VALID})
+        await client.get("/health/live")
+    assert traces() == [TRACE, "-"]
 
 
 @dataclass
