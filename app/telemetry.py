@@ -96,6 +96,8 @@ class AccessLog:
 
 
 def _write(scope: Scope, status: int | None, seconds: float, failure: str | None) -> None:
+    if not _log.isEnabledFor(logging.INFO):
+        return
     client, state = scope.get("client"), scope.get("state", {})
     fields = {
         "client": client[0] if client else None,
