@@ -3,8 +3,8 @@
 
 PYTHON ?= python3
 OLDEST_PYTHON ?= python3.11
-HOST ?= 127.0.0.1
-PORT ?= 8000
+HOST ?= $(or $(PUSHFORWARD_HOST),127.0.0.1)
+PORT ?= $(or $(PUSHFORWARD_PORT),8000)
 ARGS ?=
 
 BIN := .venv/bin

@@ -1,15 +1,17 @@
 """The application factory: wiring only, and nothing at import."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from app import faces, problems
+from app import authorization, faces, keys, problems
 from app.faces._face import Engine, Face, Operator
 from app.lifespan import lifespan
 from app.middleware import BodyLimit, RequestId, Unhandled
 from app.settings import Settings
+from app.telemetry import AccessLog, TraceContext
 from pushforward._registry import scan
 
 # The version of the HTTP API, not of the code: within one, there are only additions.
@@ -36,8 +38,14 @@ def create_app(
         settings: read from the environment if not given.
         engine_factory: makes the engine when the server starts; ours if not given.
         operators: the operators to make routes for; all of `app.operators` if not given.
+
+    Raises:
+        InvalidKeyFile: if the settings name a file of keys that can't be used.
     """
     settings = settings or Settings()
+    known = None if settings.api_keys_file is None else keys.read(settings.api_keys_file)
+    found: dict[str, Face] = scan(faces, "FACE")
+    open_paths = (*authorization.OPEN_PATHS, *(path for face in found.values() for path in face.open_paths))
     app = FastAPI(
         title="Pushforward",
         version=API_VERSION,
@@ -45,17 +53,21 @@ def create_app(
         lifespan=lifespan(lambda: (engine_factory or _engine)(settings)),
         middleware=[
             Middleware(RequestId),
+            Middleware(TraceContext),
+            Middleware(AccessLog),
             Middleware(Unhandled),
+            Middleware(authorization.Authentication, keys=known, open_paths=open_paths),
             Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
         ],
         exception_handlers=problems.HANDLERS,
         responses=problems.responses(),
     )
     operators = _operators() if operators is None else operators
-    found: dict[str, Face] = scan(faces, "FACE")
     for face in found.values():
         face.mount(app, settings, operators)
     app.include_router(problems.router())
+    if known is not None:
+        app.openapi = partial(authorization.document, app.openapi, open_paths)
     return app
 
 

@@ -91,7 +91,11 @@ def problem(error: errors.PushforwardError, request_id: str | None) -> Response:
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("request %s failed: %s", request_id, error, exc_info=error)
         error = errors.InternalError("internal error; the server's log has more under this request id")
-    headers = None if error.retry_after_s is None else {"Retry-After": str(max(1, round(error.retry_after_s)))}
+    headers: dict[str, str] = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = 'Bearer realm="Pushforward"'
     return _document(error.to_problem(), status, request_id, headers)
 
 

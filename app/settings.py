@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 LogLevel = Literal["critical", "error", "warning", "info", "debug"]
+LogFormat = Literal["text", "json"]
 
 
 class Settings(BaseSettings):
@@ -17,6 +18,12 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 lets the system choose one.")
     log_level: LogLevel = Field(default="info", description="Least severe level that is logged.")
+    log_format: LogFormat = Field(
+        default="text", description="How the log is written: `text` for people, `json`, an object a line, for machines."
+    )
+    api_keys_file: Path | None = Field(
+        default=None, description="File of the API keys that are taken; without one, no key is needed."
+    )
     shutdown_s: int = Field(
         default=60,
         ge=0,

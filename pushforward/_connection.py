@@ -1,6 +1,8 @@
 """Requests and responses over one `httpx2` client, with every way of failing told as one of our errors."""
 
 import math
+import os
+import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
@@ -9,6 +11,9 @@ import httpx2
 from pushforward._responses import address, error_of
 from pushforward.errors import ConnectionFailed, DeadlineExceeded
 from pushforward.wire import Message, codecs
+
+# Anything else would break the header, and the error about that would quote it.
+_KEY = re.compile(r"[!-~]+")
 
 
 class Connection:
@@ -20,11 +25,17 @@ class Connection:
         *,
         transport: httpx2.BaseTransport | None,
         timeout: float | None,
+        api_key: str | None,
         headers: Mapping[str, str] | None,
     ) -> None:
         self._codec = codecs()["safetensors"]
         self._timeout = timeout
-        self._http = httpx2.Client(base_url=url, transport=transport, headers=headers)
+        sent = httpx2.Headers(headers)
+        if api_key is None and "Authorization" not in sent:
+            api_key = os.environ.get("PUSHFORWARD_API_KEY") or None
+        if api_key is not None:
+            sent["Authorization"] = _bearer(api_key)
+        self._http = httpx2.Client(base_url=url, transport=transport, headers=sent)
 
     @contextmanager
     def stream(
@@ -79,3 +90,12 @@ class Connection:
     def close(self) -> None:
         """Close it."""
         self._http.close()
+
+
+def _bearer(key: str) -> str:
+    if not _KEY.fullmatch(key):
+        raise ValueError(
+            "api_key (or PUSHFORWARD_API_KEY): expected printable ASCII without blanks, got "
+            f"{'nothing' if not key else 'other characters'}; give the key as it was shown, without line breaks"
+        )
+    return f"Bearer {key}"

@@ -33,6 +33,7 @@ class Client:
         *,
         transport: httpx2.BaseTransport | None = None,
         timeout: float | None = 300.0,
+        api_key: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Open a client; nothing is sent yet.
@@ -41,9 +42,14 @@ class Client:
             url: Where the server is, with a path if it is mounted below one.
             transport: An `httpx2` transport to use instead of the network.
             timeout: Seconds to wait for an answer, or None for ever. A call's own `timeout_s` takes its place.
-            headers: Sent with every request, such as a key.
+            api_key: Sent with every request, as `Authorization: Bearer`; if None, the environment variable
+                `PUSHFORWARD_API_KEY`, if that is set and `headers` authorizes nobody.
+            headers: Sent with every request.
+
+        Raises:
+            ValueError: if the key can't be one; the text does not quote it.
         """
-        self._connection = Connection(url, transport=transport, timeout=timeout, headers=headers)
+        self._connection = Connection(url, transport=transport, timeout=timeout, api_key=api_key, headers=headers)
 
     def models(self) -> list[dict[str, Any]]:
         """List the registered models."""

@@ -145,7 +145,8 @@ class NotFound(PushforwardError):
 class Unauthorized(PushforwardError):
     """The request carries no key, or one the server does not know.
 
-    Send the key as the server's documentation says, for instance through the client's `headers`.
+    Send one as `Authorization: Bearer KEY`, or give it to the client: `Client(url, api_key=KEY)`. Keys are made by
+    whoever runs the server.
     """
 
     slug = "unauthorized"
@@ -154,7 +155,7 @@ class Unauthorized(PushforwardError):
 class Forbidden(PushforwardError):
     """The key is known but does not grant this right.
 
-    Use a key that does, or ask whoever runs the server.
+    Use a key of the role in `expected`, or ask whoever runs the server for one.
     """
 
     slug = "forbidden"

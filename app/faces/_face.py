@@ -88,10 +88,17 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Face:
-    """One protocol. `mount` adds its routes, or a sub-application of its own, to the application."""
+    """One protocol.
+
+    Attributes:
+        name: its name.
+        mount: adds its routes, or a sub-application of its own, to the application.
+        open_paths: its probes, as route templates from the root of the server: they need no key.
+    """
 
     name: str
     mount: Callable[[FastAPI, Settings, Mapping[str, Operator]], None]
+    open_paths: tuple[str, ...] = ()
 
 
 async def _engine(request: Request) -> Engine:

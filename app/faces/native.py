@@ -37,12 +37,14 @@ _PROBLEMS = responses(
 
 def _endpoint(operator: Operator, offload: Offload, settings: Settings) -> Callable[..., Awaitable[Response]]:
     async def endpoint(request: Request, engine: EngineDep) -> Response:
+        request.state.operator = operator.name  # This and the model are for the log.
         _check_uncompressed(request)
         reader = for_content_type(request.headers.get("content-type"))
         writer = for_accept(",".join(request.headers.getlist("accept")), default=reader)
         body = await request.body()
         message = await offload(len(body), partial(reader.decode, body, max_bytes=settings.max_body_bytes))
         call = to_call(operator, message)
+        request.state.model = call.model
         answer = await while_connected(request, engine(call))
         reply = to_message(answer, message)
         size = sum(array.nbytes for array in reply.arrays.values())
@@ -108,4 +110,4 @@ def mount(app: FastAPI, settings: Settings, operators: Mapping[str, Operator]) -
     app.openapi = partial(document, app.openapi, app, operators)
 
 
-FACE = Face("native", mount)
+FACE = Face("native", mount, open_paths=("/health/live", "/health/ready"))

@@ -265,3 +265,31 @@ def test_threads_share_a_client(client, server):
     for thread in threads:
         thread.join()
     assert len(server.requests) == 8
+
+
+def authorization(server, **options):
+    with pushforward.Client("http://test", transport=httpx2.MockTransport(server), **options) as client:
+        client.evaluate("m", X)
+        shown = f"{client!r} {client._connection!r} {client._connection._http!r} {client._connection._http.headers!r}"
+    return server.requests[-1].headers.get("Authorization"), shown
+
+
+def test_a_key_is_sent_and_not_shown(server, monkeypatch):
+    monkeypatch.setenv("PUSHFORWARD_API_KEY", "from-the-environment")
+    for key, options in {
+        "from-the-environment": {},
+        "given": {"api_key": "given", "headers": {"authorization": "Basic x", "X-More": "1"}},
+    }.items():
+        sent, shown = authorization(server, **options)
+        assert sent == f"Bearer {key}"
+        assert key not in shown
+    assert authorization(server, headers={"authorization": "Basic x"})[0] == "Basic x"
+    monkeypatch.setenv("PUSHFORWARD_API_KEY", "")
+    assert authorization(server)[0] is None
+
+
+@pytest.mark.parametrize("key", ["", "secret\n", "se cret", "\tsecret", "sécret", "secret\r\nX-Other: 1"])
+def test_what_can_t_be_a_key_is_refused_and_not_quoted(key):
+    with pytest.raises(ValueError, match="api_key") as caught:
+        pushforward.Client("http://test", api_key=key)
+    assert "cret" not in str(caught.value)

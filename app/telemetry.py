@@ -1,0 +1,120 @@
+"""What is told of every request: its trace (W3C Trace Context), and one line in the log when it is over.
+
+FastAPI makes the spans itself, from the request's `traceparent`, as soon as a tracer provider of OpenTelemetry is set
+up; here their ids, or without spans those that came, are given to the log and sent back.
+"""
+
+import logging
+import time
+
+from opentelemetry import context, trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_W3C = TraceContextTextMapPropagator()
+
+# Longer texts of a request are cut in the log.
+_LONGEST = 200
+
+_log = logging.getLogger("app.access")
+
+
+class TraceIdFilter(logging.Filter):
+    """Gives each log record the `trace_id` of the trace in whose context it was written."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let every record pass."""
+        span = trace.get_current_span().get_span_context()
+        record.trace_id = trace.format_trace_id(span.trace_id) if span.is_valid else "-"
+        return True
+
+
+class TraceContext:
+    """Continues the trace that the request's `traceparent` names, and sends it back in the same header.
+
+    One that does not follow https://www.w3.org/TR/trace-context/ is ignored.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one connection."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        current = context.get_current()
+        if not trace.get_current_span(current).get_span_context().is_valid:
+            current = _W3C.extract(Headers(scope=scope), current)
+        sent_back: dict[str, str] = {}
+        _W3C.inject(sent_back, current)
+
+        async def send_with_trace(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(sent_back)
+            await send(message)
+
+        token = context.attach(current)
+        try:
+            await self.app(scope, receive, send_with_trace)
+        finally:
+            context.detach(token)
+
+
+class AccessLog:
+    """Logs each request once, when its answer has been sent: never its query, headers or body, which may hold secrets.
+
+    Whoever handles the request may tell more of it in `request.state`: `operator`, `model` and `caller`.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one connection."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        status: int | None = None
+        failure: str | None = None
+        start = time.perf_counter()
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_and_note)
+        except BaseException as error:
+            failure = type(error).__name__
+            raise
+        finally:
+            _write(scope, status, time.perf_counter() - start, failure)
+
+
+def _write(scope: Scope, status: int | None, seconds: float, failure: str | None) -> None:
+    if not _log.isEnabledFor(logging.INFO):
+        return
+    client, state = scope.get("client"), scope.get("state", {})
+    fields = {
+        "client": client[0] if client else None,
+        "caller": state.get("caller"),
+        "method": scope["method"],
+        "path": _shown(scope["path"]),
+        "status": status,
+        "duration_ms": round(seconds * 1e3, 3),
+        "operator": state.get("operator"),
+        "model": _shown(state["model"]) if "model" in state else None,
+        "failure": failure,
+    }
+    known = {name: value for name, value in fields.items() if value is not None}
+    _log.info(" ".join(f"{name}={value}" for name, value in known.items()), extra={"fields": known})
+
+
+def _shown(text: str) -> str:
+    # A line break or a terminal's escape in it would forge lines of the log.
+    cut = text[:_LONGEST]
+    return cut if cut.isprintable() and " " not in cut else ascii(cut)
