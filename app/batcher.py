@@ -33,7 +33,7 @@ class Batcher:
         name: of the thread.
     """
 
-    def __init__(self, max_rows: int = 256, wait_s: float = 0.0, name: str = "compute") -> None:
+    def __init__(self, max_rows: int = 64, wait_s: float = 0.0, name: str = "compute") -> None:
         self._max_rows, self._wait_s = max_rows, wait_s
         self._queue: deque[_Entry] = deque()
         self._changed = threading.Condition()

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 from app import authorization, faces, keys, problems
+from app.direct import Direct, Endpoint
 from app.faces._face import Engine, Face, Operator
 from app.lifespan import lifespan
 from app.middleware import BodyLimit, RequestId, Unhandled
@@ -46,6 +47,7 @@ def create_app(
     known = None if settings.api_keys_file is None else keys.read(settings.api_keys_file)
     found: dict[str, Face] = scan(faces, "FACE")
     open_paths = (*authorization.OPEN_PATHS, *(path for face in found.values() for path in face.open_paths))
+    direct: dict[str, Endpoint] = {}
     app = FastAPI(
         title="Pushforward",
         version=API_VERSION,
@@ -58,10 +60,12 @@ def create_app(
             Middleware(Unhandled),
             Middleware(authorization.Authentication, keys=known, open_paths=open_paths),
             Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
+            Middleware(Direct, endpoints=direct),
         ],
         exception_handlers=problems.HANDLERS,
         responses=problems.responses(),
     )
+    app.state.direct = direct
     operators = _operators() if operators is None else operators
     for face in found.values():
         face.mount(app, settings, operators)

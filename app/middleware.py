@@ -1,8 +1,8 @@
 """What happens to every request before any protocol sees it; pure ASGI, so that arrays just pass through."""
 
 import logging
+import random
 import re
-import uuid
 from contextvars import ContextVar
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,6 +13,9 @@ from app.settings import variable
 from pushforward.errors import InternalError, TooLarge
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+# Ids need to differ, not to be secret; the system's source of random numbers would give up the interpreter's lock.
+_ids = random.Random()
 
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
 
@@ -38,7 +41,7 @@ class RequestId:
             await self.app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        identity = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        identity = given if _REQUEST_ID.fullmatch(given) else f"{_ids.getrandbits(128):032x}"
         scope.setdefault("state", {})["request_id"] = identity
         # Not reset afterwards: the context is the request's own, and the server's access log comes last.
         request_id.set(identity)

@@ -64,7 +64,7 @@ class Settings(BaseSettings):
         "then up to ten times faster. The one unused for longest makes room. 0: none.",
     )
     batch_rows: int = Field(
-        default=256,
+        default=64,
         ge=1,
         description="Most rows, sequences with one direction each, of different requests that are computed together.",
     )

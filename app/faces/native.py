@@ -7,7 +7,7 @@ from functools import partial
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from app.faces import _catalogue
-from app.faces._face import EngineDep, Face, Operator
+from app.faces._face import Engine, Face, Operator
 from app.faces._openapi import document, operation
 from app.faces._stream import Stream, check_streamed, gather
 from app.faces._translate import to_call, to_message
@@ -36,7 +36,8 @@ _PROBLEMS = responses(
 
 
 def _endpoint(operator: Operator, offload: Offload, settings: Settings) -> Callable[..., Awaitable[Response]]:
-    async def endpoint(request: Request, engine: EngineDep) -> Response:
+    async def endpoint(request: Request) -> Response:
+        engine: Engine = request.state.engine
         request.state.operator = operator.name  # This and the model are for the log.
         _check_uncompressed(request)
         reader = for_content_type(request.headers.get("content-type"))
@@ -95,9 +96,11 @@ def mount(app: FastAPI, settings: Settings, operators: Mapping[str, Operator]) -
     offload = Offload()
     routes = APIRouter(tags=["operators"], responses=_PROBLEMS)
     for operator in operators.values():
+        endpoint = _endpoint(operator, offload, settings)
+        app.state.direct[f"/{operator.name}"] = endpoint
         routes.add_api_route(
             f"/{operator.name}",
-            _endpoint(operator, offload, settings),
+            endpoint,
             methods=["POST"],
             operation_id=operator.name,
             summary=operator.summary,

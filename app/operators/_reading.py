@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from models.signature import STRATEGIES, Array, fit
 from pushforward.errors import InvalidArray, InvalidRequest, NotDifferentiable, UnknownName
 
 Feeds = dict[str, np.ndarray]
+
+# How many kinds of requests are remembered.
+_KINDS = 512
 
 STRATEGY = {
     "enum": ["auto", *STRATEGIES],
@@ -219,15 +223,7 @@ def free_shapes(model: Model, feeds: Feeds, exact: bool = False) -> dict[str, tu
     """Return the shapes that a program takes, with the free axes of the signature; with `exact` these very sizes."""
     if exact:
         return {path: array.shape for path, array in feeds.items()}
-    signature = model.signature
-    groups = (signature.inputs, signature.states, signature.hidden, signature.parameters, signature.outputs)
-    specs = {array.name: array.shape for group in groups for array in group}
-    shapes: dict[str, tuple[int | None, ...]] = {}
-    for path, array in feeds.items():
-        field, _, name = path.partition(".")
-        stacked = (None,) * (array.ndim - len(specs[name])) if field != "inputs" else ()
-        shapes[path] = (*stacked, *specs[name])
-    return shapes
+    return dict(_free_shapes(model, _ranks(feeds)))
 
 
 def layout(
@@ -245,23 +241,48 @@ def layout(
     Returns:
         None if they can't: if rows of the model know of each other, or an array has none, such as a weight's tangent.
     """
+    results = [("outputs", outputs), ("tangents", directions), ("cotangents", wrt)]
+    paths = tuple(f"{field}.{name}" for field, names in results for name in names)
+    return _layout(model, _ranks(feeds), paths)
+
+
+_Ranks = tuple[tuple[str, int], ...]
+
+
+def _ranks(feeds: Feeds) -> _Ranks:
+    return tuple((path, array.ndim) for path, array in feeds.items())
+
+
+# Requests of a kind come many times, and what they have in common takes as long to find out as a small model computes.
+@lru_cache(_KINDS)
+def _free_shapes(model: Model, ranks: _Ranks) -> Mapping[str, tuple[int | None, ...]]:
+    specs = {a.name: a.shape for a in model.signature.arrays}
+    shapes: dict[str, tuple[int | None, ...]] = {}
+    for path, rank in ranks:
+        field, _, name = path.partition(".")
+        stacked = (None,) * (rank - len(specs[name])) if field != "inputs" else ()
+        shapes[path] = (*stacked, *specs[name])
+    return shapes
+
+
+@lru_cache(_KINDS)
+def _layout(model: Model, ranks: _Ranks, results: tuple[str, ...]) -> Layout | None:
     signature = model.signature
     if signature.mixing is not None:
         return None
     axes = {a.name: a.axes for a in signature.arrays}
-    stacked = any(len(axes[p.partition(".")[2]]) < a.ndim for p, a in feeds.items())
+    stacked = any(len(axes[path.partition(".")[2]]) < rank for path, rank in ranks)
 
     def named(path: str) -> tuple[str, ...]:
         field, _, name = path.partition(".")
         return (*("directions",) * (stacked and field in ("tangents", "cotangents")), *axes[name])
 
-    given = {path: named(path) for path in feeds}
-    paths = [f"outputs.{n}" for n in outputs] + [f"tangents.{n}" for n in directions] + [f"cotangents.{n}" for n in wrt]
-    results = {path: named(path) for path in paths}
-    if not all("batch" in found for found in (*given.values(), *results.values())):
+    given, found = {path: named(path) for path, _ in ranks}, {path: named(path) for path in results}
+    if not all("batch" in names for names in (*given.values(), *found.values())):
         return None
-    by_step = all("time" in axes[n] for n in outputs)
-    return Layout(given, results, signature.causal and signature.one_length and by_step, bool(wrt))
+    by_step = all("time" in axes[path.partition(".")[2]] for path in results if path.startswith("outputs."))
+    pulled = any(path.startswith("cotangents.") for path in results)
+    return Layout(given, found, signature.causal and signature.one_length and by_step, pulled)
 
 
 def count_rows(feeds: Feeds, directions: int | None) -> int:

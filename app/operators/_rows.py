@@ -32,12 +32,9 @@ class Layout:
 
     def key(self, feeds: Arrays) -> Hashable:
         """Return what works must have in common to be joined, besides their programs."""
-        parts = []
-        for path, array in feeds.items():
-            axes = self.feeds[path]
-            sizes = zip(axes, array.shape, strict=True)
-            parts.append((path, array.dtype.str, *(self._common(axis, n) for axis, n in sizes)))
-        return tuple(parts)
+        return tuple(
+            (path, array.dtype.char, *map(self._common, self.feeds[path], array.shape)) for path, array in feeds.items()
+        )
 
     def _common(self, axis: str, size: int) -> int:
         if axis == "batch":
