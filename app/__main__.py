@@ -7,6 +7,7 @@ from typing import Any
 
 import uvicorn
 
+from app.connection import impatient
 from app.main import create_app
 from app.settings import Settings
 
@@ -41,6 +42,7 @@ def main() -> None:
         port=arguments.port,
         # A second worker would have its own engine: neither batches nor compiled programs are shared.
         workers=1,
+        http=impatient(settings.body_timeout_s),
         log_config=log_config(settings.log_level),
         log_level=settings.log_level,
         timeout_keep_alive=KEEP_ALIVE_S,

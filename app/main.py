@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 from app import faces, problems
+from app.decompress import Decompress
 from app.faces._face import Engine, Face, Operator
 from app.lifespan import lifespan
 from app.middleware import BodyLimit, RequestId, Unhandled
@@ -45,8 +46,9 @@ def create_app(
         lifespan=lifespan(lambda: (engine_factory or _engine)(settings)),
         middleware=[
             Middleware(RequestId),
+            Middleware(BodyLimit, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s),
             Middleware(Unhandled),
-            Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
+            Middleware(Decompress, max_bytes=settings.max_body_bytes),
         ],
         exception_handlers=problems.HANDLERS,
         responses=problems.responses(),

@@ -27,6 +27,12 @@ class Settings(BaseSettings):
         gt=0,
         description="Largest request body in MB (10^6 bytes), also once decompressed; more is refused: 413.",
     )
+    body_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="Seconds that a request's body may take to arrive; slower ones are refused: 408. Its headers may "
+        "take as long; then the connection is closed.",
+    )
     max_response_mb: float = Field(
         default=256.0, gt=0, description="Largest answer in MB (10^6 bytes); more is refused: 413."
     )
