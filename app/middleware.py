@@ -151,7 +151,7 @@ class _Exchange:
 
     async def _linger(self) -> None:
         # Closed at once, with bytes unread, the system would reset the connection, and with it the answer.
-        enough = self._size + self._limit.max_bytes
+        enough = 2 * self._limit.max_bytes
         try:
             async with asyncio.timeout(LINGER_S):
                 while not self._ended and self._size < enough:
