@@ -25,7 +25,8 @@ class Settings(BaseSettings):
     max_body_mb: float = Field(
         default=64.0,
         gt=0,
-        description="Largest request body in MB (10^6 bytes), also once decompressed; more is refused: 413.",
+        description="Largest request body in MB (10^6 bytes), also once decompressed, and in JSON once parsed, where a "
+        "number takes 8 bytes; more is refused: 413.",
     )
     body_timeout_s: float = Field(
         default=60.0,

@@ -87,9 +87,9 @@ class PushforwardError(Exception):
 class MalformedBody(PushforwardError):
     """The body can't be parsed.
 
-    Bad JSON, JSON nested too deeply, a truncated binary or gzip body, a header that disagrees with the data behind it, a
-    pickled object in an npz archive. Nothing was computed. `detail` says where parsing stopped; check how the body was
-    written and that it arrived whole. In JSON, NaN and infinity are the strings "NaN", "Infinity" and "-Infinity".
+    Bad JSON, JSON nested too deeply, a truncated binary or gzip body, a header that disagrees with the data behind it,
+    a pickled object in an npz archive. Nothing was computed. `detail` says where parsing stopped; check how the body
+    was written and that it arrived whole. In JSON, NaN and infinity are the strings "NaN", "Infinity" and "-Infinity".
     """
 
     slug = "malformed-body"

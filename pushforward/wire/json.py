@@ -34,10 +34,10 @@ class _Json:
         # Bounds the arrays, since of n numbers all but one have a comma, and every number takes 8 bytes.
         if (size := _NUMBER * body.count(b",")) > max_bytes:
             raise TooLarge(
-                f"{size // _NUMBER} numbers take {size} bytes once parsed, the limit is {max_bytes}; send fewer rows at "
-                f"a time",
-                expected=f"at most {max_bytes // _NUMBER} numbers",
-                received=f"{size // _NUMBER} numbers",
+                f"more than {size // _NUMBER} numbers take more than {size} bytes once parsed, the limit is "
+                f"{max_bytes}; send fewer rows at a time",
+                expected=f"at most {max_bytes} bytes once parsed",
+                received=f"more than {size} bytes",
             )
         envelope: dict[str, Any] = {}
         arrays: dict[str, Array] = {}
