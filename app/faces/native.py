@@ -22,6 +22,7 @@ _PROBLEMS = responses(
     errors.MalformedBody,
     errors.UnknownModel,
     errors.NotAcceptable,
+    errors.TooSlow,
     errors.TooLarge,
     errors.UnsupportedMediaType,
     errors.InvalidRequest,
@@ -39,7 +40,6 @@ def _endpoint(operator: Operator, offload: Offload, settings: Settings) -> Calla
     async def endpoint(request: Request) -> Response:
         engine: Engine = request.state.engine
         request.state.operator = operator.name  # This and the model are for the log.
-        _check_uncompressed(request)
         reader = for_content_type(request.headers.get("content-type"))
         writer = for_accept(",".join(request.headers.getlist("accept")), default=reader)
         body = await request.body()
@@ -71,14 +71,6 @@ def _encode(writer: Codec, reply: Message) -> bytes:
     except errors.PushforwardError as error:
         # The codec blames whoever made the message, and this one is ours.
         raise errors.InternalError(f"the answer can't be written as {writer.name}") from error
-
-
-def _check_uncompressed(request: Request) -> None:
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
-        raise errors.UnsupportedMediaType(
-            f"expected none, got {encoding[:100]!r}; send the body uncompressed", path="Content-Encoding"
-        )
 
 
 def _check_size(size: int, settings: Settings) -> None:
