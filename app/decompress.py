@@ -92,7 +92,6 @@ class Gunzip:
         self._member = zlib.decompressobj(_WITH_HEADER)
         self._left = memoryview(b"")
         self._good = 0  # bytes that have been inflated
-        self._pending = False  # zlib holds back what did not fit into a chunk
 
     def feed(self, data: bytes) -> None:
         """Take more compressed bytes; the last ones must have been read to the end."""
@@ -106,7 +105,7 @@ class Gunzip:
         """
         found: list[bytes] = []
         room = _CHUNK
-        while room and (self._left or self._pending):
+        while room and self._left:
             if self._member.eof:
                 self._member = zlib.decompressobj(_WITH_HEADER)
             piece = self._left[:_PIECE]
@@ -121,7 +120,6 @@ class Gunzip:
             used = len(piece) - len(self._member.unused_data if self._member.eof else self._member.unconsumed_tail)
             self._left = self._left[used:]
             self._good += used
-            self._pending = len(data) == room and not self._member.eof
             room -= len(data)
             found.append(data)
         return b"".join(found)

@@ -42,8 +42,9 @@ def _endpoint(operator: Operator, offload: Offload, settings: Settings) -> Calla
         request.state.operator = operator.name  # This and the model are for the log.
         reader = for_content_type(request.headers.get("content-type"))
         writer = for_accept(",".join(request.headers.getlist("accept")), default=reader)
-        body = await request.body()
-        message = await offload(len(body), partial(reader.decode, body, max_bytes=settings.max_body_bytes))
+        pieces = [piece async for piece in request.stream()]
+        decode = partial(_decode, reader, pieces, settings.max_body_bytes)
+        message = await offload(sum(map(len, pieces)), decode)
         call = to_call(operator, message)
         request.state.model = call.model
         answer = await while_connected(request, engine(call))
@@ -63,6 +64,13 @@ def _endpoint(operator: Operator, offload: Offload, settings: Settings) -> Calla
         return Response(content, media_type=writer.media_type, headers={"Vary": "Accept"})
 
     return endpoint
+
+
+def _decode(reader: Codec, pieces: list[bytes], max_bytes: int) -> Message:
+    # Joined here and not in the event loop, where that takes long enough to be noticed.
+    body = b"".join(pieces)
+    pieces.clear()
+    return reader.decode(body, max_bytes=max_bytes)
 
 
 def _encode(writer: Codec, reply: Message) -> bytes:

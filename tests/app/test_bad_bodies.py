@@ -1,141 +1,35 @@
-"""Bodies that lie, bombs and departures, against a server process of its own: the documented answer, and no harm."""
+"""Bodies that lie, and bombs, against a server process of its own: the documented answer, and no harm done."""
 
 import base64
 import gzip
 import io
 import json
-import os
 import re
-import signal
 import socket
-import struct
-import subprocess
-import sys
-import threading
-import time
 import zipfile
 import zlib
-from pathlib import Path
 
-import httpx2
 import numpy as np
 import pytest
 
 from pushforward.wire import Message, codecs
+from tests.app.process import JSON, LIMIT, REQUEST, X, answer, head, running, send, unharmed
 
 pytestmark = pytest.mark.timeout(300)
 
-LIMIT = 16_000_000
-# What a body at the limit may take for a while: itself in pieces and in one, arrays of its size, and objects parsed.
-GROWTH = 6 * LIMIT
-X = np.linspace(-1, 1, 20).reshape(1, 5, 4)
-JSON, SAFETENSORS, NPZ = (codecs()[name].media_type for name in ("json", "safetensors", "npz"))
-REQUEST = json.dumps({"model": "stacked-rnn", "inputs": {"x": X.tolist()}, "tangents": {"x": X.tolist()}}).encode()
-
-
-class Server:
-    """The process, its address and what it holds."""
-
-    def __init__(self):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = probe.getsockname()
-        self.url = f"http://127.0.0.1:{self.address[1]}"
-        settings = {"MODELS": "stacked-rnn", "PORT": self.address[1], "LOG_LEVEL": "error"}
-        settings |= {"MAX_BODY_MB": LIMIT / 1e6, "MAX_RESPONSE_MB": 1}
-        environment = os.environ | {f"PUSHFORWARD_{name}": str(value) for name, value in settings.items()}
-        self.process = subprocess.Popen([sys.executable, "-m", "app"], env=environment, stderr=subprocess.PIPE)
-        self.log = []
-        self.reader = threading.Thread(target=lambda: self.log.extend(self.process.stderr))
-        self.reader.start()
-
-    def wait(self):
-        while True:
-            assert self.process.poll() is None, self.log
-            try:
-                httpx2.get(f"{self.url}/health/ready").raise_for_status()
-                return
-            except httpx2.TransportError:
-                time.sleep(0.2)
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(60) in (0, -signal.SIGTERM)
-        self.reader.join()
-        self.process.stderr.close()
-
-    def connect(self):
-        return socket.create_connection(self.address, timeout=60)
-
-    def jvp(self):
-        response = httpx2.post(f"{self.url}/jvp", content=REQUEST, headers={"Content-Type": JSON})
-        assert response.status_code == 200, response.text
-        return response.json()["tangents"]["y"]
-
-    def memory(self, kind="VmRSS"):
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(rf"{kind}:\s+(\d+) kB", status)[1]) * 1024
-
-    def forget_peak(self):
-        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
-
-    def handles(self):
-        """Open files and threads."""
-        return tuple(len(os.listdir(f"/proc/{self.process.pid}/{kind}")) for kind in ("fd", "task"))
+SAFETENSORS, NPZ = (codecs()[name].media_type for name in ("safetensors", "npz"))
 
 
 @pytest.fixture(scope="module")
 def process():
-    server = Server()
-    try:
-        server.wait()
-        server.jvp()
-        # Codecs' threads and XLA's are there from the first use on.
-        for _ in range(4):
-            httpx2.post(f"{server.url}/jvp", content=b" " * 10**6 + REQUEST, headers={"Content-Type": JSON})
+    with running() as server:
         yield server
-    finally:
-        server.stop()
-    # TensorFlow has errors of its own, about GPUs.
-    assert not [line for line in server.log if re.search(rb"ERROR (app|uvicorn|asyncio)|Traceback", line)]
 
 
 @pytest.fixture
 def server(process):
-    """The server, which must be as it was afterwards: in memory, and in what it answers."""
-    wanted, before = process.jvp(), process.memory()
-    process.forget_peak()
-    yield process
-    assert process.memory("VmHWM") - before < GROWTH
-    assert process.jvp() == wanted
-
-
-def head(length, media_type=JSON, *headers, path="/jvp"):
-    size = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
-    return "\r\n".join(
-        [f"POST {path} HTTP/1.1", "Host: x", f"Content-Type: {media_type}", size, *headers, "", ""]
-    ).encode()
-
-
-def answer(connection):
-    """Status and body of one answer."""
-    received = b""
-    while b"\r\n\r\n" not in received:
-        received += (piece := connection.recv(2**16))
-        assert piece, received
-    start, _, body = received.partition(b"\r\n\r\n")
-    length = re.search(rb"content-length: (\d+)", start.lower())
-    while length is None or len(body) < int(length[1]):
-        body += (piece := connection.recv(2**16))
-        if not piece:
-            break
-    return int(start.split()[1]), body
-
-
-def send(server, content, media_type=JSON, *headers, path="/jvp"):
-    with server.connect() as connection:
-        connection.sendall(head(len(content), media_type, *headers, path=path) + content)
-        return answer(connection)
+    with unharmed(process):
+        yield process
 
 
 def check(found, status, slug):
@@ -365,58 +259,3 @@ def test_an_answer_over_the_limit(server, path, steps, options):
     content = codecs()["npz"].encode(Message({"model": "stacked-rnn"} | options, {"inputs.x": np.zeros((1, steps, 4))}))
     detail = check(send(server, content, NPZ, path=path), 413, "too-large")
     assert "PUSHFORWARD_MAX_RESPONSE_MB" in detail
-
-
-STAGES = ["headers", "body", "waiting", "answer"]
-
-
-def leave(server, stage, abruptly):
-    """Start a request and go, at some stage of it; abruptly: with a reset instead of an end."""
-    content = b" " * 100_000 + REQUEST
-    whole = head(len(content)) + content
-    with server.connect() as connection:
-        if abruptly:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        connection.sendall(whole[:40] if stage == "headers" else whole[: len(whole) // 2] if stage == "body" else whole)
-        if stage == "answer":
-            assert connection.recv(10)
-
-
-def many_leave(server, count):
-    for number in range(100):  # some threads are only started when several have something to do
-        leave(server, STAGES[number % 4], abruptly=number % 8 >= 4)
-    server.jvp()
-    before, handles = server.memory(), server.handles()
-    for number in range(count):
-        leave(server, STAGES[number % 4], abruptly=number % 8 >= 4)
-        if number % 100 == 0:
-            server.jvp()
-    end = time.monotonic() + 30
-    while server.handles() > handles:
-        assert time.monotonic() < end, (handles, server.handles())
-        time.sleep(0.1)
-    assert server.memory() - before < 50e6
-
-
-def test_clients_that_leave(server):
-    many_leave(server, 2_000)
-
-
-@pytest.mark.slow
-def test_10_000_clients_that_leave(server):
-    many_leave(server, 10_000)
-
-
-def test_many_connections_at_once_that_leave(server):
-    handles = server.handles()
-    connections = [server.connect() for _ in range(300)]
-    for connection in connections:
-        connection.sendall(head(len(REQUEST)) + REQUEST[:10])
-    server.jvp()
-    assert server.handles()[0] > handles[0]
-    for connection in connections:
-        connection.close()
-    end = time.monotonic() + 30
-    while server.handles() > handles:
-        assert time.monotonic() < end
-        time.sleep(0.1)

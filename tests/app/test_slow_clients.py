@@ -220,6 +220,16 @@ def test_an_answer_after_the_body_leaves_the_connection_open(connect):
         assert status == 200
 
 
+@pytest.mark.parametrize("headers", [(), ("Content-Length: 0",)])
+def test_without_a_body_the_connection_stays_open(connect, headers):
+    with connect() as connection:
+        for _ in range(2):
+            connection.sendall(head(*headers, path="/health/live", method="GET"))
+            status, answered, _ = read_answer(connection)
+            assert status == 200
+            assert "connection" not in answered
+
+
 def test_expect_100_continue(connect):
     with connect() as connection:
         connection.sendall(head("Expect: 100-continue", f"Content-Length: {len(CONTENT)}"))
