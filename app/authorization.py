@@ -44,7 +44,9 @@ class Authentication:
             try:
                 key = _authenticate(self.keys, Headers(scope=scope))
             except Unauthorized as error:
-                await problem(error, state.get("request_id"))(scope, receive, send)
+                response = problem(error, state.get("request_id"))
+                response.headers["Connection"] = "close"  # so that a body, which may be large, is not even received
+                await response(scope, receive, send)
                 return
             state |= {"key": key, "caller": key.name}
         await self.app(scope, receive, send)

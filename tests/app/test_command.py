@@ -11,20 +11,25 @@ from app import __main__ as command
 def served(monkeypatch):
     """What the command gives to uvicorn; the tests' own log stays as it is."""
     seen = {}
-    monkeypatch.setattr(command.uvicorn, "run", lambda app, **options: seen.update(options, app=app))
+    monkeypatch.setattr(command.Server, "run", lambda self: seen.update(vars(self.config), server=self))
+    monkeypatch.setattr(command.signal, "signal", lambda sig, handler: seen.update(handler=handler))
     monkeypatch.setattr(command.logging.config, "dictConfig", lambda config: seen.update(config=config))
     return seen
 
 
-def test_serves_with_the_factory(monkeypatch, served):
+def test_serves_as_the_settings_say(monkeypatch, served):
     monkeypatch.setattr(sys, "argv", ["app", "--port", "0", "--host", "0.0.0.0"])
     monkeypatch.setenv("PUSHFORWARD_SHUTDOWN_S", "7")
     monkeypatch.setenv("PUSHFORWARD_LOG_FORMAT", "json")
+    monkeypatch.setenv("PUSHFORWARD_DRAIN_S", "3")
     command.main()
-    assert (served["host"], served["port"], served["workers"], served["factory"]) == ("0.0.0.0", 0, 1, True)
+    assert (served["host"], served["port"], served["workers"]) == ("0.0.0.0", 0, 1)
     assert served["timeout_graceful_shutdown"] == 7
-    assert served["app"].func is command.create_app
-    assert served["app"].args[0].shutdown_s == 7
+    assert served["app"].title == "Pushforward"
+    assert served["server"]._drain_s == 3
+    with pytest.raises(SystemExit) as end:
+        served["handler"](15, None)
+    assert end.value.code == 0
     assert (served["log_config"], served["access_log"]) == (None, False)
     assert served["config"]["handlers"]["stderr"]["formatter"] == "json"
 
