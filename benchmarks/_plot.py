@@ -6,31 +6,27 @@ from collections.abc import Mapping
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 
 from benchmarks._gru import WORKLOADS
+from benchmarks._harness import Quartiles
 
 COLOURS = {"Tesseract": "C7", "ours": "C0"}
 STYLES = {"safetensors": "--"}
 
 
 def draw(axes: Axes, figures: Mapping[str, Any]) -> None:
-    """Draw one workload: a line for each server with its name at the end, and what is possible in process."""
+    """Draw one workload: a line for each server and format, with the quartiles of the rounds."""
+    counts = [int(count) for count in figures["served"]]
     for results in zip(*figures["served"].values(), strict=True):
         name, _, codec = results[0]["name"].partition(", ")
-        counts, rates = [int(c) for c in figures["served"]], [result["rate"] for result in results]
-        medians = [rate["median"] for rate in rates]
-        spread = [[rate["median"] - rate["low"] for rate in rates], [rate["high"] - rate["median"] for rate in rates]]
+        low, median, high = (np.array([result["rate"][which] for result in results]) for which in Quartiles._fields)
         style = {"color": COLOURS[name], "linestyle": STYLES.get(codec, "-"), "marker": "o", "markersize": 4}
-        axes.errorbar(counts, medians, spread, capsize=2, label=results[0]["name"], **style)
-    for how, rates in figures["in process"].items():
-        for name, rate in rates.items():
-            axes.axhline(rate["median"], color=COLOURS[name], linestyle=":", linewidth=1)
-            place = {"xy": (1, rate["median"]), "xycoords": ("axes fraction", "data"), "va": "center"}
-            offset = {"xytext": (4, 0), "textcoords": "offset points", "fontsize": 8, "color": COLOURS[name]}
-            axes.annotate(f"{name} in process,\n{how}", **place, **offset)
-    axes.set(xscale="log", yscale="log", xlabel="connections", ylabel="requests per second")
-    axes.set_xticks(counts, [str(c) for c in counts])
+        axes.errorbar(counts, median, [median - low, high - median], capsize=2, label=results[0]["name"], **style)
+    axes.set(xscale="log", xlabel="connections", ylabel="requests per second")
+    axes.set_ylim(bottom=0)
+    axes.set_xticks(counts, figures["served"])
     axes.minorticks_off()
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -38,7 +34,7 @@ def draw(axes: Axes, figures: Mapping[str, Any]) -> None:
 def main() -> None:
     """Write the plot to the file named on the command line, as PNG."""
     figures = json.load(sys.stdin)
-    plot, every = plt.subplots(1, len(WORKLOADS), figsize=(12, 4.5), layout="constrained")
+    plot, every = plt.subplots(1, len(WORKLOADS), figsize=(10, 4), layout="constrained")
     for axes, (name, workload) in zip(every, WORKLOADS.items(), strict=True):
         draw(axes, figures[name])
         axes.set_title(workload.title, fontsize=10)
