@@ -69,7 +69,12 @@ format: $(TESTED) ## rewrite what ruff can put right
 	$(SYNC) --python .venv-jax/bin/python requirements/bench-jax.txt
 	@touch $@
 
-bench: $(SERVER) .venv-jax/.stamp ## measure against the peers, as tables of ratios [ARGS=...]
+.venv-tesseract/.stamp: $(BOOTED) requirements/bench-tesseract.txt
+	$(UV) venv --quiet --clear --no-python-downloads --python $(BIN)/python .venv-tesseract
+	$(SYNC) --python .venv-tesseract/bin/python requirements/bench-tesseract.txt
+	@touch $@
+
+bench: $(SERVER) .venv-jax/.stamp .venv-tesseract/.stamp ## measure against the peers, as tables of ratios [ARGS=...]
 	$(BIN)/python -m benchmarks $(ARGS)
 
 .venv-oldest/.stamp: $(BOOTED) requirements/oldest.txt
@@ -86,6 +91,7 @@ lock: $(BOOTED) ## pin the requirements anew, keeping what still fits [UPGRADE=-
 	$(LOCK) -c requirements/server.txt pyproject.toml requirements/server.in requirements/test.in -o requirements/test.txt
 	$(LOCK) pyproject.toml requirements/server.in requirements/oldest.in -o requirements/oldest.txt
 	$(LOCK) requirements/bench-jax.in -o requirements/bench-jax.txt
+	$(LOCK) requirements/bench-tesseract.in -o requirements/bench-tesseract.txt
 
 clean: ## remove the environments and what the tools left behind
 	rm -rf .venv .venv-* .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
