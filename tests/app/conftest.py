@@ -45,6 +45,7 @@ class FakeEngine:
     """Answers `echo` with twice its arrays, and with `streamed`; other models misbehave as their names say."""
 
     log: list[str] = field(default_factory=list)
+    counted: list[tuple[str, int]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
     models: dict[str, Any] = field(default_factory=lambda: {"echo": SimpleNamespace(name="echo", version=1)})
@@ -78,6 +79,9 @@ class FakeEngine:
 
     def metrics_page(self) -> bytes:
         return b"# no counters\n"
+
+    def count(self, operator: str, model: str, status: int, seconds: float) -> None:
+        self.counted.append((operator, status))
 
     async def __call__(self, call: Call) -> Answer:
         self.calls.append(call)
