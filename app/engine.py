@@ -14,7 +14,7 @@ import numpy as np
 import app.operators
 from app.batcher import Batcher
 from app.calls import Answer, Call, Streamed
-from app.metrics import Metrics
+from app.metrics import Metrics, labelled
 from app.operators._operator import Arrays, Check, Item, Job, Operator, Whole, Work
 from app.programs import Programs, device
 from app.registry import Registry
@@ -141,8 +141,8 @@ class Engine:
         """Count a request that was answered or refused."""
         # Of names that nobody registered there is no end.
         known = model.partition("@")[0] if model.partition("@")[0] in self.models else "unknown"
-        self._metrics.requests.labels(operator, known, status).inc()
-        self._metrics.request_seconds.labels(operator, known).observe(seconds)
+        labelled(self._metrics.requests, operator, known, status).inc()
+        labelled(self._metrics.request_seconds, operator, known).observe(seconds)
 
     async def _prepare(self, operator: Operator, model: Model, call: Call) -> Job:
         size = sum(array.nbytes for group in call.arrays.values() for array in group.values())
@@ -205,8 +205,8 @@ class Engine:
 
     def _learn(self, model: Model, operator: str, job: Job, usage: Usage) -> None:
         self._runs.learn(job.flops, usage)
-        self._metrics.queue_seconds.labels(operator, model.name).observe(usage.queued or 0.0)
-        self._metrics.compute_seconds.labels(operator, model.name).observe(usage.computed)
+        labelled(self._metrics.queue_seconds, operator, model.name).observe(usage.queued or 0.0)
+        labelled(self._metrics.compute_seconds, operator, model.name).observe(usage.computed)
 
     def _late(self, limit: float) -> DeadlineExceeded:
         own = limit < self._settings.timeout_s

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from app.batcher import Batcher
-from app.metrics import Metrics
+from app.metrics import Metrics, labelled
 from app.operators._operator import Arrays, Item, Steps, Work
 from app.programs import Programs
 from models.model import Model
@@ -99,7 +99,7 @@ class Runs:
         try:
             outcome: _Outcome = await self._batcher.submit(work, run, key, work.rows)
         except asyncio.CancelledError:
-            self._metrics.abandoned.labels(operator, model.name).inc()
+            labelled(self._metrics.abandoned, operator, model.name).inc()
             raise
         usage.queued = outcome.began - usage.submitted
         usage.computed += outcome.ended - outcome.began
@@ -130,7 +130,7 @@ class Runs:
                     yield item
         except (asyncio.CancelledError, GeneratorExit, TimeoutError):
             if not turns.done:
-                self._metrics.abandoned.labels(operator, model.name).inc()
+                labelled(self._metrics.abandoned, operator, model.name).inc()
             raise
 
     async def gather(self, model: Model, operator: str, steps: Steps, usage: Usage) -> list[Any]:
@@ -160,7 +160,7 @@ class Runs:
                 break
             if isinstance(item, Work):
                 arrays, compiled = self.programs.run(model, operator, item)
-                self._metrics.chunks.labels(operator, model.name).inc()
+                labelled(self._metrics.chunks, operator, model.name).inc()
                 usage.compiled |= compiled
                 ran = True
                 try:
@@ -186,7 +186,7 @@ class Runs:
             # One of them is to blame, and only one is to hear of it.
             return [outcome for work in works for outcome in self._group(model, operator, [work])]
         ended, rows = time.perf_counter(), sum(work.rows for work in works)
-        self._metrics.batch_rows.labels(operator, model.name).observe(rows)
+        labelled(self._metrics.batch_rows, operator, model.name).observe(rows)
         return [_Outcome(arrays, compiled, began, ended, rows) for arrays in found]
 
 

@@ -12,6 +12,9 @@ T = TypeVar("T")
 # Below this a codec takes less than a millisecond or two, which is what a thread costs under load.
 INLINE_BYTES = 64 * 1024
 
+# The same for what is only copied: arrays as raw bytes, or in base64.
+INLINE_RAW_BYTES = 512 * 1024
+
 # Codecs hold the interpreter lock for much of their time: more threads would not be faster, and each of them
 # that waits for the lock delays the event loop by one more switch interval.
 _THREADS = 2
@@ -24,9 +27,9 @@ class Offload:
         # Not anyio's threads: its back end is imported at the first use, which alone blocks the loop for 0.1 s.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="codec")
 
-    async def __call__(self, size: int, function: Callable[[], T]) -> T:
-        """Run `function`, which handles `size` bytes."""
-        if size <= INLINE_BYTES:
+    async def __call__(self, size: int, function: Callable[[], T], *, raw: bool = False) -> T:
+        """Run `function`, which handles `size` bytes; with `raw` it only copies them."""
+        if size <= (INLINE_RAW_BYTES if raw else INLINE_BYTES):
             return function()
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 

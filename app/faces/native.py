@@ -59,7 +59,8 @@ def _endpoint(operator: Operator, offload: Offload, settings: Settings) -> Calla
                 _check_size(size, settings)
                 reply.arrays[streamed.field] = await gather(request, streamed, offload)
         _check_size(size, settings)
-        content = await offload(size, partial(_encode, writer, reply))
+        raw = writer.name == "safetensors" or reply.envelope.get("encoding") == "base64"
+        content = await offload(size, partial(_encode, writer, reply), raw=raw)
         _check_size(len(content), settings)
         return Response(content, media_type=writer.media_type, headers={"Vary": "Accept"})
 

@@ -30,6 +30,8 @@ DTYPES = {
 }
 """The dtypes that can be sent, by the name NumPy gives them, as they lie in a body: little-endian."""
 
+_NAMES = {dtype: name for name, own in DTYPES.items() for dtype in (own, own.newbyteorder("="), own.newbyteorder(">"))}
+
 _MAX_AXES = 64  # NumPy's own limit
 
 
@@ -43,8 +45,8 @@ def portable(array: npt.ArrayLike, path: str) -> Array:
         array = np.asarray(array)
     except ValueError as error:
         raise InvalidArray(f"not an array: {error}", path=path) from None
-    dtype = DTYPES.get(array.dtype.name)
-    if dtype is None:
+    name = _NAMES.get(array.dtype)  # `dtype.name` would put it together anew
+    if name is None:
         known = ", ".join(DTYPES)
         raise InvalidArray(
             f"dtype {array.dtype} can't be sent; convert it to one of {known}",
@@ -53,7 +55,12 @@ def portable(array: npt.ArrayLike, path: str) -> Array:
             received=str(array.dtype),
         )
     # Not np.ascontiguousarray: that makes a 0-d array 1-d.
-    return np.asarray(array, dtype, order="C")
+    return np.asarray(array, DTYPES[name], order="C")
+
+
+def name_of(dtype: np.dtype[Any]) -> str:
+    """Return the name of a dtype that can be sent."""
+    return _NAMES[dtype]
 
 
 def check_extent(size: int, dtype: npt.DTypeLike, shape: Sequence[Any]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import orjson
 
 from pushforward.errors import InvalidArray, InvalidRequest, TooLarge
 from pushforward.wire import MAX_BYTES, Message
-from pushforward.wire._arrays import DTYPES, Array, from_buffer, portable
+from pushforward.wire._arrays import DTYPES, Array, from_buffer, name_of, portable
 from pushforward.wire._envelope import check_depth, dump_envelope
 from pushforward.wire._nested import from_lists, to_json
 from pushforward.wire._pieces import load_body
@@ -113,7 +113,7 @@ def _lists(array: Array, path: str) -> orjson.Fragment:
 def _base64(array: Array, path: str) -> dict[str, Any]:
     array = portable(array, path)
     data = base64.b64encode(array.data if array.size else b"").decode()
-    return {"dtype": array.dtype.name, "shape": array.shape, "base64": data}
+    return {"dtype": name_of(array.dtype), "shape": array.shape, "base64": data}
 
 
 CODEC = _Json()
