@@ -50,6 +50,14 @@ class Engine:
         programs = Programs(settings.compiled_programs, patience=_PATIENCE, background=True)
         batcher = Batcher(settings.batch_rows, settings.batch_wait_us / 1e6)
         self._runs = Runs(programs, batcher, self._metrics)
+        for name, documentation, read in (
+            ("queue_length", "Programs and chunks that wait for the device.", lambda: batcher.waiting),
+            ("calls", "Calls that were accepted and are not answered yet.", lambda: self._pending),
+            ("programs_graph", "Programs for all sizes that are kept.", lambda: programs.counts["graph"]),
+            ("programs_compiled", "Programs compiled by XLA that are kept.", lambda: programs.counts["compiled"]),
+            ("compiles", "Programs that XLA has compiled since the start.", lambda: programs.compiled.count),
+        ):
+            self._metrics.watch(name, documentation, read)
         self._pending = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -114,7 +122,7 @@ class Engine:
                     arrays, findings = await self._compute(model, operator.name, job, usage)
             except TimeoutError:
                 raise self._late(limit) from None
-        self._runs.learn(job.flops, usage)
+        self._learn(model, operator.name, job, usage)
         return self._answer(model, job, arrays, self._measured(job, usage, arrays) | findings)
 
     def listing(self) -> list[dict[str, Any]]:
@@ -126,8 +134,15 @@ class Engine:
         return self._registry.describe(name)
 
     def metrics_page(self) -> bytes:
-        """Write the engine's counters in the text format of Prometheus."""
+        """Write the engine's measures in the text format of Prometheus."""
         return self._metrics.page()
+
+    def count(self, operator: str, model: str, status: int, seconds: float) -> None:
+        """Count a request that was answered or refused."""
+        # Of names that nobody registered there is no end.
+        known = model.partition("@")[0] if model.partition("@")[0] in self.models else "unknown"
+        self._metrics.requests.labels(operator, known, status).inc()
+        self._metrics.request_seconds.labels(operator, known).observe(seconds)
 
     async def _prepare(self, operator: Operator, model: Model, call: Call) -> Job:
         size = sum(array.nbytes for group in call.arrays.values() for array in group.values())
@@ -165,7 +180,7 @@ class Engine:
                 except TimeoutError:
                     own = call.timeout_s if end is not None and time.monotonic() >= end else None
                     raise self._late(own or self._settings.timeout_s) from None
-            self._runs.learn(job.flops, usage)
+            self._learn(model, operator, job, usage)
 
         answer = self._answer(model, job, {}, {"streamed": True})
         return replace(answer, streamed=Streamed(whole.field, whole.shape, whole.dtype, blocks()))
@@ -187,6 +202,11 @@ class Engine:
                 expected=f"at most {AT_ONCE_BYTES} bytes",
                 received=f"{size} bytes",
             )
+
+    def _learn(self, model: Model, operator: str, job: Job, usage: Usage) -> None:
+        self._runs.learn(job.flops, usage)
+        self._metrics.queue_seconds.labels(operator, model.name).observe(usage.queued or 0.0)
+        self._metrics.compute_seconds.labels(operator, model.name).observe(usage.computed)
 
     def _late(self, limit: float) -> DeadlineExceeded:
         own = limit < self._settings.timeout_s
@@ -243,7 +263,7 @@ class Engine:
             job = operator.prepare(model, call)
             for item in job.steps():
                 if isinstance(item, Work):
-                    self._runs.programs.warm(model, operator.name, item)
+                    self._runs.programs.warm(model, operator.name, item, self._settings.warm_shapes)
                 break  # What follows depends on what came out.
 
     @contextmanager

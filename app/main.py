@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 from app import authorization, faces, keys, problems
+from app.decompress import Decompress
 from app.direct import Direct, Endpoint
 from app.faces._face import Engine, Face, Operator
 from app.lifespan import lifespan
@@ -57,15 +58,16 @@ def create_app(
             Middleware(RequestId),
             Middleware(TraceContext),
             Middleware(AccessLog),
-            Middleware(Unhandled),
             Middleware(authorization.Authentication, keys=known, open_paths=open_paths),
-            Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
+            Middleware(BodyLimit, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s),
+            Middleware(Unhandled),
+            Middleware(Decompress, max_bytes=settings.max_body_bytes),
             Middleware(Direct, endpoints=direct),
         ],
         exception_handlers=problems.HANDLERS,
         responses=problems.responses(),
     )
-    app.state.direct = direct
+    app.state.direct, app.state.draining = direct, False
     operators = _operators() if operators is None else operators
     for face in found.values():
         face.mount(app, settings, operators)

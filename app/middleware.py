@@ -1,5 +1,6 @@
 """What happens to every request before any protocol sees it; pure ASGI, so that arrays just pass through."""
 
+import asyncio
 import logging
 import random
 import re
@@ -10,12 +11,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.problems import problem
 from app.settings import variable
-from pushforward.errors import InternalError, TooLarge
+from pushforward.errors import InternalError, TooLarge, TooSlow
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 # Ids need to differ, not to be secret; the system's source of random numbers would give up the interpreter's lock.
 _ids = random.Random()
+
+# How long a client that was answered before its body's end may go on sending it: several long round trips.
+LINGER_S = 2.0
 
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
 
@@ -80,40 +84,100 @@ class Unhandled:
 
 
 class BodyLimit:
-    """Refuses a body over the limit: by its Content-Length at once, without one as soon as too much has come."""
+    """Bounds a request's body in size and in time.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    Too large: refused by its Content-Length at once, without one as soon as too much has come. Too slow: refused when
+    its time is over. Whatever is answered before the body's end, the connection is closed after it: what the client
+    still sends is let in for a moment, so that it comes to read the answer, and then cut off.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
         self.app = app
         self.max_bytes = max_bytes
+        self.timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one connection."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        exchange = _Exchange(self, scope, receive, send)
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdecimal() and int(declared) > self.max_bytes:
-            error = self._too_large(f"{int(declared)} bytes")
-            await problem(error, scope["state"]["request_id"])(scope, receive, send)
+            error = body_too_large(f"{int(declared)} bytes", self.max_bytes)
+            await problem(error, scope["state"]["request_id"])(scope, receive, exchange.send)
             return
-        so_far = 0
+        await self.app(scope, exchange.receive, exchange.send)
 
-        async def receive_within_limit() -> Message:
-            nonlocal so_far
-            message = await receive()
-            if message["type"] == "http.request":
-                so_far += len(message.get("body", b""))
-                if so_far > self.max_bytes:
-                    raise self._too_large(f"at least {so_far} bytes")
-            return message
 
-        await self.app(scope, receive_within_limit, send)
+class _Exchange:
+    """One request's body as it is read, and the answer as it is sent."""
 
-    def _too_large(self, received: str) -> TooLarge:
-        return TooLarge(
-            f"expected at most {self.max_bytes} bytes, got {received}; send fewer rows at once or a binary format, "
-            f"or have {variable('max_body_mb')} raised on the server",
+    def __init__(self, limit: BodyLimit, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        self._ended = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+        self._closing = False
+        self._size = 0
+        self._limit = limit
+        self._deadline = asyncio.get_running_loop().time() + limit.timeout_s
+        self._receive = receive
+        self._send = send
+
+    async def receive(self) -> Message:
+        if self._ended:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive_more()
+        except TimeoutError:
+            raise self._too_slow() from None
+        if self._size > self._limit.max_bytes:
+            raise body_too_large(f"at least {self._size} bytes", self._limit.max_bytes)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and not self._ended:
+            self._closing = True
+            MutableHeaders(scope=message)["Connection"] = "close"
+        if not self._closing or message["type"] != "http.response.body" or message.get("more_body", False):
+            await self._send(message)
+            return
+        await self._send({**message, "more_body": True})
+        await self._linger()
+        await self._send({"type": "http.response.body"})
+
+    async def _receive_more(self) -> Message:
+        message = await self._receive()
+        self._size += len(message.get("body", b""))
+        self._ended = not message.get("more_body", False)  # also when it says that the client left
+        return message
+
+    async def _linger(self) -> None:
+        # Closed at once, with bytes unread, the system would reset the connection, and with it the answer.
+        enough = 2 * self._limit.max_bytes
+        try:
+            async with asyncio.timeout(LINGER_S):
+                while not self._ended and self._size < enough:
+                    await self._receive_more()
+        except TimeoutError:
+            return
+
+    def _too_slow(self) -> TooSlow:
+        return TooSlow(
+            f"expected all of it within {self._limit.timeout_s:g} s, got {self._size} bytes; send less at once or a "
+            f"binary format, or have {variable('body_timeout_s')} raised on the server",
             path="body",
-            expected=f"at most {self.max_bytes} bytes",
-            received=received,
+            expected=f"within {self._limit.timeout_s:g} s",
+            received=f"{self._size} bytes",
         )
+
+
+def body_too_large(received: str, max_bytes: int) -> TooLarge:
+    """Say that a body is over the limit, of which `received` is known."""
+    return TooLarge(
+        f"expected at most {max_bytes} bytes, got {received}; send fewer rows at once or a binary format, "
+        f"or have {variable('max_body_mb')} raised on the server",
+        path="body",
+        expected=f"at most {max_bytes} bytes",
+        received=received,
+    )

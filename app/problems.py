@@ -26,6 +26,7 @@ STATUS: dict[type[errors.PushforwardError], HTTPStatus] = {
     errors.NotFound: HTTPStatus.NOT_FOUND,
     errors.UnknownModel: HTTPStatus.NOT_FOUND,
     errors.NotAcceptable: HTTPStatus.NOT_ACCEPTABLE,
+    errors.TooSlow: HTTPStatus.REQUEST_TIMEOUT,
     errors.TooLarge: HTTPStatus(413),  # Its name changed between Python 3.12 and 3.13.
     errors.UnsupportedMediaType: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     errors.InvalidRequest: HTTPStatus(422),

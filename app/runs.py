@@ -186,6 +186,7 @@ class Runs:
             # One of them is to blame, and only one is to hear of it.
             return [outcome for work in works for outcome in self._group(model, operator, [work])]
         ended, rows = time.perf_counter(), sum(work.rows for work in works)
+        self._metrics.batch_rows.labels(operator, model.name).observe(rows)
         return [_Outcome(arrays, compiled, began, ended, rows) for arrays in found]
 
 

@@ -1,5 +1,6 @@
 """Everything an operator of the server can set, with its description: the table in the README is made from it."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,12 @@ class Settings(BaseSettings):
     api_keys_file: Path | None = Field(
         default=None, description="File of the API keys that are taken; without one, no key is needed."
     )
+    drain_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="Seconds after SIGTERM in which requests are still accepted while `/health/ready` says no, so that "
+        "a load balancer can look elsewhere.",
+    )
     shutdown_s: int = Field(
         default=60,
         ge=0,
@@ -32,7 +39,14 @@ class Settings(BaseSettings):
     max_body_mb: float = Field(
         default=64.0,
         gt=0,
-        description="Largest request body in MB (10^6 bytes), also once decompressed; more is refused: 413.",
+        description="Largest request body in MB (10^6 bytes), also once decompressed, and in JSON once parsed, where a "
+        "number takes 8 bytes; more is refused: 413.",
+    )
+    body_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="Seconds that a request's body may take to arrive; slower ones are refused: 408. Its headers may "
+        "take as long; then the connection is closed.",
     )
     max_response_mb: float = Field(
         default=256.0, gt=0, description="Largest answer in MB (10^6 bytes); more is refused: 413."
@@ -56,6 +70,11 @@ class Settings(BaseSettings):
     )
     warm: bool = Field(
         default=True, description="Build the programs of every model before the server accepts requests."
+    )
+    warm_shapes: Annotated[tuple[tuple[int, int], ...], NoDecode] = Field(
+        default=(),
+        description="Sizes, rows x steps such as `8x64,1x200`, for which XLA compiles the simplest request of each "
+        "operator and model before the server accepts requests.",
     )
     compiled_programs: int = Field(
         default=32,
@@ -89,6 +108,16 @@ class Settings(BaseSettings):
             return tuple(name for name in (part.strip() for part in value.split(",")) if name) or None
         return value
 
+    @field_validator("warm_shapes", mode="before")
+    @classmethod
+    def _sizes(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        parts = [part.strip() for part in value.split(",") if part.strip()]
+        if not all(re.fullmatch(r"[1-9][0-9]{0,6}x[1-9][0-9]{0,6}", part) for part in parts):
+            raise ValueError("expected rows x steps such as 8x64, separated by commas")
+        return tuple(tuple(map(int, part.split("x"))) for part in parts)
+
     @property
     def max_body_bytes(self) -> int:
         """`max_body_mb` in bytes."""
@@ -119,6 +148,6 @@ def table() -> str:
     """Write the settings as the Markdown table that the README shows."""
     rows = ["| variable | default | meaning |", "| --- | --- | --- |"]
     for name, field in Settings.model_fields.items():
-        default = "not set" if field.default is None else f"`{str(field.default).lower()}`"
+        default = "not set" if field.default in (None, ()) else f"`{str(field.default).lower()}`"
         rows.append(f"| `{variable(name)}` | {default} | {field.description} |")
     return "\n".join(rows)

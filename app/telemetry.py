@@ -92,7 +92,17 @@ class AccessLog:
             failure = type(error).__name__
             raise
         finally:
-            _write(scope, status, time.perf_counter() - start, failure)
+            seconds = time.perf_counter() - start
+            _count(scope, status, seconds)
+            _write(scope, status, seconds, failure)
+
+
+def _count(scope: Scope, status: int | None, seconds: float) -> None:
+    """Have the engine count a request to an operator; one that was cut off has the status that nginx gives it."""
+    state, app = scope.get("state", {}), scope["app"]
+    operator = scope["path"].removeprefix("/")
+    if scope["method"] == "POST" and scope["path"] in app.state.direct and app.state.engine is not None:
+        app.state.engine.count(operator, state.get("model", ""), status or 499, seconds)
 
 
 def _write(scope: Scope, status: int | None, seconds: float, failure: str | None) -> None:

@@ -5,6 +5,7 @@ PushforwardError
 ├── UnsupportedMediaType
 ├── NotAcceptable
 ├── TooLarge
+├── TooSlow
 ├── UnknownModel
 ├── NotFound
 ├── Unauthorized
@@ -86,18 +87,18 @@ class PushforwardError(Exception):
 class MalformedBody(PushforwardError):
     """The body can't be parsed.
 
-    Bad JSON, JSON nested too deeply, a truncated binary body, a header that disagrees with the data behind it, a
-    pickled object in an npz archive. Nothing was computed. `detail` says where parsing stopped; check how the body was
-    written and that it arrived whole. In JSON, NaN and infinity are the strings "NaN", "Infinity" and "-Infinity".
+    Bad JSON, JSON nested too deeply, a truncated binary or gzip body, a header that disagrees with the data behind it,
+    a pickled object in an npz archive. Nothing was computed. `detail` says where parsing stopped; check how the body
+    was written and that it arrived whole. In JSON, NaN and infinity are the strings "NaN", "Infinity" and "-Infinity".
     """
 
     slug = "malformed-body"
 
 
 class UnsupportedMediaType(PushforwardError):
-    """The request's `Content-Type` is not one the server reads.
+    """The request's `Content-Type` or `Content-Encoding` is not one the server reads.
 
-    Send one of the media types listed in `expected`. Beware that `curl -d` declares a form unless told otherwise with
+    Send one of those listed in `expected`. Beware that `curl -d` declares a form unless told otherwise with
     `-H 'Content-Type: application/json'`.
     """
 
@@ -122,6 +123,16 @@ class TooLarge(PushforwardError):
     """
 
     slug = "too-large"
+
+
+class TooSlow(PushforwardError):
+    """The request's body did not arrive in time.
+
+    Nothing was computed, and the connection is closed. Send the request again over a better connection, with fewer rows
+    at a time, in a binary format, or with `Content-Encoding: gzip`.
+    """
+
+    slug = "too-slow"
 
 
 class UnknownModel(PushforwardError):

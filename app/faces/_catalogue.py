@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from app.faces._face import EngineDep
 from app.metrics import MEDIA_TYPE
 from app.problems import responses
-from pushforward.errors import UnknownModel
+from pushforward.errors import Draining, UnknownModel
 
 
 class ModelSummary(BaseModel):
@@ -76,16 +76,24 @@ def router() -> APIRouter:
     async def live() -> Status:
         return Status(status="live")
 
-    @routes.get("/health/ready", tags=["health"], operation_id="ready", summary="Are the models loaded and warm?")
-    async def ready(engine: EngineDep) -> Status:
+    @routes.get(
+        "/health/ready",
+        tags=["health"],
+        operation_id="ready",
+        summary="Are the models loaded and warm, and may more requests come?",
+        responses=responses(Draining),
+    )
+    async def ready(request: Request) -> Status:
         # The server accepts connections only once the lifespan has warmed the models: to be asked is to be ready.
+        if request.app.state.draining:
+            raise Draining("the server is shutting down; send requests to another one", retry_after_s=5)
         return Status(status="ready")
 
     @routes.get(
         "/metrics",
         tags=["health"],
         operation_id="metrics",
-        summary="Counters in the text format of Prometheus",
+        summary="Measures in the text format of Prometheus",
         response_class=Response,
         responses={200: {"description": "The counters", "content": {"text/plain": {"schema": {"type": "string"}}}}},
     )

@@ -82,7 +82,11 @@ class Engine(Protocol):
         ...
 
     def metrics_page(self) -> bytes:
-        """Write the engine's counters in the text format of Prometheus."""
+        """Write the engine's measures in the text format of Prometheus."""
+        ...
+
+    def count(self, operator: str, model: str, status: int, seconds: float) -> None:
+        """Count a request that was answered or refused."""
         ...
 
 

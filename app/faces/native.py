@@ -22,6 +22,7 @@ _PROBLEMS = responses(
     errors.MalformedBody,
     errors.UnknownModel,
     errors.NotAcceptable,
+    errors.TooSlow,
     errors.TooLarge,
     errors.UnsupportedMediaType,
     errors.InvalidRequest,
@@ -39,11 +40,11 @@ def _endpoint(operator: Operator, offload: Offload, settings: Settings) -> Calla
     async def endpoint(request: Request) -> Response:
         engine: Engine = request.state.engine
         request.state.operator = operator.name  # This and the model are for the log.
-        _check_uncompressed(request)
         reader = for_content_type(request.headers.get("content-type"))
         writer = for_accept(",".join(request.headers.getlist("accept")), default=reader)
-        body = await request.body()
-        message = await offload(len(body), partial(reader.decode, body, max_bytes=settings.max_body_bytes))
+        pieces = [piece async for piece in request.stream()]
+        decode = partial(_decode, reader, pieces, settings.max_body_bytes)
+        message = await offload(sum(map(len, pieces)), decode)
         call = to_call(operator, message)
         request.state.model = call.model
         answer = await while_connected(request, engine(call))
@@ -65,20 +66,19 @@ def _endpoint(operator: Operator, offload: Offload, settings: Settings) -> Calla
     return endpoint
 
 
+def _decode(reader: Codec, pieces: list[bytes], max_bytes: int) -> Message:
+    # Joined here and not in the event loop, where that takes long enough to be noticed.
+    body = b"".join(pieces)
+    pieces.clear()
+    return reader.decode(body, max_bytes=max_bytes)
+
+
 def _encode(writer: Codec, reply: Message) -> bytes:
     try:
         return writer.encode(reply)
     except errors.PushforwardError as error:
         # The codec blames whoever made the message, and this one is ours.
         raise errors.InternalError(f"the answer can't be written as {writer.name}") from error
-
-
-def _check_uncompressed(request: Request) -> None:
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
-        raise errors.UnsupportedMediaType(
-            f"expected none, got {encoding[:100]!r}; send the body uncompressed", path="Content-Encoding"
-        )
 
 
 def _check_size(size: int, settings: Settings) -> None:

@@ -9,7 +9,7 @@ from pushforward._registry import scan
 from pushforward.wire._arrays import Array
 
 MAX_BYTES = 2**30
-"""What a compressed body may inflate to, unless the caller says otherwise."""
+"""What a body's arrays may take once decompressed or parsed, unless the caller says otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,8 @@ class Codec(Protocol):
 
         Raises:
             MalformedBody: if it can't be parsed.
-            TooLarge: if its arrays would take more than `max_bytes` once decompressed; found out before decompressing.
+            TooLarge: if its arrays would take more than `max_bytes` once decompressed or parsed, or its options many
+                times what they take as text; found out before that is done.
             InvalidArray: if one of its arrays is not an array.
         """
         ...

@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import orjson
 
-from pushforward.errors import InvalidRequest, MalformedBody
+from pushforward.errors import InvalidRequest, MalformedBody, TooLarge
 
 _MAX_DEPTH = 32
+_MAX_PARSED = 2**26  # bytes of Python objects: what a megabyte of [],[],[] or {},{},{} becomes is twenty to thirty
 
 
 def load_json(text: bytes | str) -> Any:
@@ -17,9 +18,11 @@ def load_json(text: bytes | str) -> Any:
     Raises:
         MalformedBody: if it is not JSON, with the place where parsing stopped and a hint where the reason is a common
             one.
+        TooLarge: if it is many times as large once parsed; found out before parsing.
     """
     if not text:
         raise MalformedBody("the body is empty; send a JSON object")
+    _check_parsed(text.encode() if isinstance(text, str) else text)
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -32,11 +35,25 @@ def load_json(text: bytes | str) -> Any:
         raise MalformedBody(f"not valid JSON at {where}: {error.msg}{hint}") from None
 
 
+def _check_parsed(text: bytes) -> None:
+    # CPython's sizes: each value has a reference and most are at least a float; lists and objects have their own.
+    lists, objects, values = text.count(b"["), text.count(b"{"), text.count(b",")
+    if (size := 64 * lists + 240 * objects + 32 * values) > _MAX_PARSED:
+        raise TooLarge(
+            f"{lists} lists, {objects} objects and {values} commas would take some {size} bytes once parsed, the limit "
+            f"is {_MAX_PARSED}, beside arrays of numbers that are regular; check the large arrays for anything that is "
+            "not a number, for lists of unequal lengths and for misplaced commas, or send them in a binary format",
+            expected=f"at most {_MAX_PARSED} bytes once parsed",
+            received=f"{size} bytes",
+        )
+
+
 def load_envelope(text: Any) -> dict[str, Any]:
     """Parse the envelope, which must be a JSON object.
 
     Raises:
         MalformedBody: if it is anything else.
+        TooLarge: if it is many times as large once parsed.
     """
     if not isinstance(text, str | bytes):
         raise MalformedBody("the envelope is not a JSON text", path="envelope")

@@ -33,6 +33,7 @@ def load_body(body: bytes, named: Collection[str], bare: Collection[str]) -> dic
 
     Raises:
         MalformedBody: if it is not a JSON object.
+        TooLarge: if what is not a large array is many times as large once parsed.
     """
     if len(body) < _LARGE:
         return load_envelope(body)

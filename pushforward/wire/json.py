@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import orjson
 
-from pushforward.errors import InvalidArray, InvalidRequest
+from pushforward.errors import InvalidArray, InvalidRequest, TooLarge
 from pushforward.wire import MAX_BYTES, Message
 from pushforward.wire._arrays import DTYPES, Array, from_buffer, portable
 from pushforward.wire._envelope import check_depth, dump_envelope
@@ -22,6 +22,7 @@ _NAMED = frozenset({"inputs", "tangents", "cotangents"})  # always an object of 
 _EITHER = frozenset({"outputs"})  # an object of arrays in a response, a list of names in a request
 _BARE = frozenset({"jacobian", "A", "B", "C", "D"})  # an array
 
+_NUMBER = 8  # bytes of an int64 or float64
 _PIECE = 2**20  # base64 characters decoded in one step, a multiple of 4
 
 
@@ -30,6 +31,14 @@ class _Json:
     media_type = "application/json"
 
     def decode(self, body: bytes, *, max_bytes: int = MAX_BYTES) -> Message:
+        # Bounds the arrays, since of n numbers all but one have a comma, and every number takes 8 bytes.
+        if (size := _NUMBER * body.count(b",")) > max_bytes:
+            raise TooLarge(
+                f"more than {size // _NUMBER} numbers take more than {size} bytes once parsed, the limit is "
+                f"{max_bytes}; send fewer rows at a time",
+                expected=f"at most {max_bytes} bytes once parsed",
+                received=f"more than {size} bytes",
+            )
         envelope: dict[str, Any] = {}
         arrays: dict[str, Array] = {}
         for field, value in load_body(body, _NAMED | _EITHER, _BARE).items():

@@ -14,6 +14,8 @@ from pushforward.wire._arrays import DTYPES, Array, from_buffer, portable
 from pushforward.wire._envelope import check_depth, dump_envelope, load_envelope
 
 _ENVELOPE = "envelope"
+_ENTRY = b"PK\x01\x02"  # what each entry of a zip archive's directory starts with
+_MAX_ENTRIES = 4096  # far more than arrays in a message; zipfile makes an object of a kilobyte for each
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same message is the same bytes
 
 # Version 3 differs from 2 in the names of structured dtypes only, which are refused.
@@ -44,6 +46,8 @@ class _Npz:
         envelope: dict[str, Any] = {}
         arrays: dict[str, Array] = {}
         seen: set[str] = set()
+        if (count := body.count(_ENTRY)) > _MAX_ENTRIES:
+            raise MalformedBody(f"npz: the archive has {count} entries, at most {_MAX_ENTRIES} are allowed")
         try:
             with zipfile.ZipFile(io.BytesIO(body)) as archive:
                 entries = archive.infolist()

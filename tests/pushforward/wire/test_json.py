@@ -1,11 +1,12 @@
 import threading
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import orjson
 import pytest
 
-from pushforward.errors import InvalidArray, InvalidRequest, MalformedBody
+from pushforward.errors import InvalidArray, InvalidRequest, MalformedBody, TooLarge
 from pushforward.wire import Message, codecs
 
 JSON = codecs()["json"]
@@ -176,3 +177,29 @@ def test_other_threads_run_while_a_large_body_is_handled():
     message = Message({}, {"inputs.x": np.random.default_rng(0).standard_normal((64, 12_500, 1))})
     # 16 MB; in one go it is half a second. The best of three, because a pause may be another process's fault.
     assert min(longest_pause(lambda: JSON.decode(JSON.encode(message))) for _ in range(3)) < 0.1
+
+
+def test_numbers_are_counted_before_they_are_parsed():
+    body = b'{"inputs": {"x": [0, 1, 2, 3, 4]}}'
+    assert JSON.decode(body, max_bytes=5 * 8).arrays["inputs.x"].nbytes == 40
+    with pytest.raises(TooLarge, match=r"^more than 4 numbers take more than 32 bytes once parsed, the limit is 31"):
+        JSON.decode(body, max_bytes=31)
+
+
+@pytest.mark.parametrize(
+    ("item", "count"), [("[],", 700_000), ("[[[]]],", 350_000), ("{},", 250_000), ('"ab",', 2_100_000)]
+)
+@pytest.mark.parametrize("field", ["inputs", "model"])
+def test_what_is_large_once_parsed_is_refused_before(item, count, field):
+    body = f'{{"{field}": {{"x": [{item * count}0]}}}}'.encode()
+    with pytest.raises(
+        TooLarge, match=r"once parsed, the limit is 67108864, beside arrays of numbers that are regular"
+    ):
+        JSON.decode(body)
+    with pytest.raises((InvalidArray, MalformedBody)) if field == "inputs" else nullcontext():
+        JSON.decode(f'{{"{field}": {{"x": [{item * (count // 4)}0]}}}}'.encode())
+
+
+def test_regular_arrays_of_any_size_are_not_large_once_parsed():
+    x = np.zeros((2_200_000, 1), np.int64)
+    assert JSON.decode(b'{"inputs": {"x": [%b[0]]}}' % (b"[0]," * (len(x) - 1))).arrays["inputs.x"].shape == x.shape

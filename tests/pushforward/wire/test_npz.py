@@ -140,6 +140,11 @@ def test_entries_twice():
         CODEC.decode(buffer.getvalue())
 
 
+def test_entries_are_counted_before_they_are_read():
+    with pytest.raises(MalformedBody, match=r"^npz: the archive has 4097 entries, at most 4096 are allowed$"):
+        CODEC.decode(archive({f"inputs.x{number}.npy": b"" for number in range(4097)}))
+
+
 def test_every_truncation_is_noticed():
     whole = CODEC.encode(Message({"model": "m"}, {"inputs.x": np.arange(3.0)}))
     for length in range(len(whole)):

@@ -1,0 +1,80 @@
+"""Clients that leave at every stage of a request: the server process keeps no thread, no socket and no memory."""
+
+import socket
+import struct
+import time
+
+import pytest
+
+from tests.app.process import REQUEST, head, running, unharmed
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def process():
+    with running() as server:
+        yield server
+
+
+@pytest.fixture
+def server(process):
+    with unharmed(process):
+        yield process
+
+
+STAGES = ["headers", "body", "waiting", "answer"]
+
+
+def leave(server, stage, abruptly):
+    """Start a request and go, at some stage of it; abruptly: with a reset instead of an end."""
+    content = b" " * 100_000 + REQUEST
+    whole = head(len(content)) + content
+    with server.connect() as connection:
+        if abruptly:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.sendall(whole[:40] if stage == "headers" else whole[: len(whole) // 2] if stage == "body" else whole)
+        if stage == "answer":
+            assert connection.recv(10)
+
+
+def settle(server, handles):
+    """Wait until nothing more is open than there was."""
+    end = time.monotonic() + 30
+    while any(now > before for now, before in zip(server.handles(), handles, strict=True)):
+        assert time.monotonic() < end, (handles, server.handles())
+        time.sleep(0.1)
+
+
+def many_leave(server, count):
+    for number in range(100):  # some threads are only started when several have something to do
+        leave(server, STAGES[number % 4], abruptly=number % 8 >= 4)
+    server.jvp()
+    before, handles = server.memory(), server.handles()
+    for number in range(count):
+        leave(server, STAGES[number % 4], abruptly=number % 8 >= 4)
+        if number % 100 == 0:
+            server.jvp()
+    settle(server, handles)
+    assert server.memory() - before < 50e6
+
+
+def test_clients_that_leave(server):
+    many_leave(server, 2_000)
+
+
+@pytest.mark.slow
+def test_10_000_clients_that_leave(server):
+    many_leave(server, 10_000)
+
+
+def test_many_connections_at_once_that_leave(server):
+    handles = server.handles()
+    connections = [server.connect() for _ in range(300)]
+    for connection in connections:
+        connection.sendall(head(len(REQUEST)) + REQUEST[:10])
+    server.jvp()
+    assert server.handles()[0] > handles[0]
+    for connection in connections:
+        connection.close()
+    settle(server, handles)
