@@ -75,7 +75,11 @@ class Batcher:
         with self._changed:
             self._queue.append(entry)
             self._changed.notify()
-        return await entry.future
+        try:
+            return await entry.future
+        except asyncio.CancelledError:
+            self._drop(entry)
+            raise
 
     async def close(self) -> None:
         """Finish what was submitted, and end the thread."""
@@ -139,6 +143,17 @@ class Batcher:
                 entry.future.set_exception(result)
             else:
                 entry.future.set_result(result)
-        self._unfinished -= len(alive) + dropped
+        self._finish(len(alive) + dropped)
+
+    def _drop(self, entry: _Entry) -> None:
+        # Its arrays must not stay until its turn comes: clients that leave at once would fill the memory.
+        with self._changed:
+            if entry not in self._queue:
+                return  # It is part of a batch, and is counted when that is delivered.
+            self._queue.remove(entry)
+        self._finish(1)
+
+    def _finish(self, count: int) -> None:
+        self._unfinished -= count
         if self._unfinished == 0:
             self._idle.set()

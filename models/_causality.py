@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+import numpy as np
 
 from models import _tf
 
@@ -17,6 +18,11 @@ _PER_STEP = tuple(
         "Identity Rescaling ActivityRegularization"
     ).split()
     if hasattr(_L, name)
+)
+
+# Layers around a function or a program of the user's.
+_OF_USERS = tuple(
+    getattr(_L, name) for name in ("Lambda", "TFSMLayer", "JaxLayer", "TorchModuleWrapper") if hasattr(_L, name)
 )
 
 
@@ -82,9 +88,13 @@ def _rowwise(layer: keras.layers.Layer) -> bool:
     # Counted from the end, only the last is surely not the batch's.
     if not all(a is None or a == -1 or a > 0 for a in axes):
         return False
-    # A Lambda holds a function of the user's, and a Dot may multiply along any axis.
+    if isinstance(layer, _L.EinsumDense):
+        inputs, _, output = layer.equation.replace(" ", "").partition("->")
+        return inputs[0] == output[0]
+    if isinstance(layer, _L.Rescaling):  # by an array, which may have rows of its own
+        return all(np.ndim(factor) <= 1 for factor in (layer.scale, layer.offset))
     ours = type(layer).__module__.startswith(("keras.src.", "models."))
-    return ours and not isinstance(layer, _L.Lambda | _L.Dot)
+    return ours and not isinstance(layer, (*_OF_USERS, _L.Dot))
 
 
 def _causal(layer: keras.layers.Layer) -> bool:

@@ -121,6 +121,23 @@ def test_who_leaves_before_the_run_is_not_run_and_who_leaves_during_it_is_an_orp
     run(main())
 
 
+def test_what_nobody_waits_for_any_more_is_not_kept_until_its_turn():
+    async def main():
+        batcher, log = Batcher(), Log()
+        busy, tasks, blocker = await behind(batcher, [batcher.submit(i, log) for i in range(3)])
+        tasks[1].cancel()
+        await asyncio.wait([tasks[1]])
+        assert [entry.item for entry in batcher._queue] == [0, 2]
+        for task in tasks:
+            task.cancel()
+        busy.set()
+        await batcher.close()  # Only what is run is waited for.
+        assert log.batches == []
+        await blocker
+
+    run(main())
+
+
 def test_closing_finishes_what_was_submitted():
     async def main():
         batcher, log = Batcher(), Log()
