@@ -95,3 +95,12 @@ def test_sizes_that_can_not_be_read(text, monkeypatch):
 def test_sizes(monkeypatch):
     monkeypatch.setenv("PUSHFORWARD_WARM_SHAPES", "8x64, 1x200")
     assert Settings().warm_shapes == ((8, 64), (1, 200))
+
+
+def test_the_readme_names_every_measure(server):
+    from pathlib import Path
+
+    names = set(re.findall(r"^# TYPE (pushforward_\w+) \w+$", server.get("/metrics").text, re.MULTILINE))
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert len(names) > 10
+    assert {n for n in names if not n.endswith("_created") and f"`{n}`" not in readme} == set()
