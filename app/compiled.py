@@ -12,8 +12,10 @@ _log = logging.getLogger(__name__)
 
 V = TypeVar("V")
 
-# What XLA compiled stays in memory, about 4 MB each, after the program is dropped. So there is an end to replacing
-# programs that are no longer used, this many times the number that are kept.
+# What XLA compiled stays in memory, 4 to 9 MB each, after the program is dropped. So only one that was not used for as
+# many calls as this makes room: sizes that come at random would replace each other for ever. And there is an end to
+# replacing, this many times the number that are kept.
+_IDLE = 1000
 _REPLACEMENTS = 4
 
 # Keys of programs that could not be compiled, which are not tried again.
@@ -31,6 +33,11 @@ class Recent(Generic[V]):
         if key in self._entries:
             self._entries.move_to_end(key)
         return self._entries.get(key)
+
+    @property
+    def oldest(self) -> V:
+        """The entry unused for longest."""
+        return next(iter(self._entries.values()))
 
     def put(self, key: Hashable, value: V) -> None:
         """Keep an entry; the one unused for longest goes if there are too many."""
@@ -69,6 +76,14 @@ class Popular:
         return self._counts[key] >= self.patience
 
 
+@dataclass
+class _Kept(Generic[V]):
+    """A program, and how many calls there had been when it was used last."""
+
+    program: V
+    used: int
+
+
 class Compiled(Generic[V]):
     """Compiled programs by key, for one thread that asks for them.
 
@@ -80,7 +95,8 @@ class Compiled(Generic[V]):
 
     def __init__(self, most: int, patience: int, background: bool) -> None:
         self._most, self._popular = most, Popular(patience)
-        self._programs: Recent[V] = Recent(most)
+        self._programs: Recent[_Kept[V]] = Recent(most)
+        self._calls = 0
         self._refused: Recent[bool] = Recent(_REFUSED)
         self._begun: set[Hashable] = set()
         self._lock = threading.Lock()
@@ -99,7 +115,12 @@ class Compiled(Generic[V]):
     def find(self, keys: Iterable[Hashable]) -> tuple[Hashable, V] | None:
         """Return the first program that is ready, with its key."""
         with self._lock:
-            return next(((key, p) for key in keys if (p := self._programs.get(key)) is not None), None)
+            self._calls += 1
+            for key in keys:
+                if (kept := self._programs.get(key)) is not None:
+                    kept.used = self._calls
+                    return key, kept.program
+        return None
 
     def wish(self, wishes: Mapping[Hashable, Callable[[], V | None]]) -> tuple[Hashable, V] | None:
         """Count that one of several programs would have been used, and have the first compiled that often would.
@@ -112,8 +133,7 @@ class Compiled(Generic[V]):
         """
         with self._lock:
             popular = [key for key in wishes if self._popular(key) and not self._refused.get(key)]
-            spent = self.count >= self._most * (1 + _REPLACEMENTS)
-            if spent or not popular or any(key in self._begun for key in wishes):
+            if self._spent() or not popular or any(key in self._begun for key in wishes):
                 return None
             key = popular[0]
             self._begun.add(key)
@@ -136,6 +156,14 @@ class Compiled(Generic[V]):
             if program is None:
                 self._refused.put(key, True)
             else:
-                self._programs.put(key, program)
+                self._programs.put(key, _Kept(program, self._calls))
                 self.count += 1
         return program
+
+    def _spent(self) -> bool:
+        """Tell whether no more may be compiled now."""
+        if self.count >= self._most * (1 + _REPLACEMENTS):
+            return True
+        if len(self._programs) + len(self._begun) < self._most:
+            return False
+        return bool(self._begun) or self._calls - self._programs.oldest.used < _IDLE

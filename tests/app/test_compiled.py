@@ -34,12 +34,25 @@ def test_of_several_wishes_the_first_that_is_popular_is_made():
     assert compiled.find(["exact 1", "bucket"]) == ("exact 1", 1)
 
 
-def test_replacing_comes_to_an_end():
+def test_replacing_comes_to_an_end(monkeypatch):
     """XLA does not give back what it compiled."""
+    monkeypatch.setattr("app.compiled._IDLE", 0)
     compiled = Compiled(2, 1, background=False)
     made = [compiled.wish({key: lambda key=key: key}) for key in range(20)]
     assert sum(found is not None for found in made) == compiled.count == 10
     assert len(compiled) == 2
+
+
+def test_only_what_is_not_used_makes_room(monkeypatch):
+    monkeypatch.setattr("app.compiled._IDLE", 5)
+    compiled = Compiled(2, 1, background=False)
+
+    def call(key):
+        return compiled.find([key]) or compiled.wish({key: lambda: key})
+
+    assert [call(key) for key in "abcabcabc"] == [("a", "a"), ("b", "b"), None] * 3
+    assert [call(key) for key in "bcbcbcbc"] == [("b", "b"), None] + [("b", "b"), ("c", "c")] * 3
+    assert compiled.find(["a"]) is None
 
 
 @pytest.mark.parametrize("background", [False, True])

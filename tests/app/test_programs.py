@@ -64,7 +64,8 @@ def test_a_shape_that_comes_often_is_compiled_and_stays_so(double):
     assert programs.counts == {"graph": 2, "compiled": 1}
 
 
-def test_the_number_of_compiled_programs_is_bounded(double):
+def test_the_number_of_compiled_programs_is_bounded(double, monkeypatch):
+    monkeypatch.setattr("app.compiled._IDLE", 0)
     programs, x = Programs(compiled=2), np.ones((1, 1, 2))
     for key in range(4):
         assert programs.run(make_model(), "evaluate", double.work(x, key))[1]

@@ -48,7 +48,7 @@ class Client(threading.Thread):
                 return
 
 
-@pytest.mark.parametrize("wait", [0.0, 0.3], ids=["at once", "in the middle"])
+@pytest.mark.parametrize("wait", [0.0, pytest.param(0.3, marks=pytest.mark.slow)], ids=["at once", "later"])
 def test_what_was_accepted_is_answered(tmp_path, wait):
     with (tmp_path / "log").open("w") as log, serving(log, models="seed-gru", log_format="json") as server:
         small = [Client(server.port, request(1 + i % 3, 5 + i)) for i in range(CLIENTS)]
