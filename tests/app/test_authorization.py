@@ -59,7 +59,7 @@ def test_without_a_known_key(guarded, fake_engine, headers):
     assert fake_engine.calls == []
 
 
-@pytest.mark.parametrize("key", [USE, ADMIN])
+@pytest.mark.parametrize("key", [USE, ADMIN], ids=["use", "admin"])
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
 def test_with_a_known_key(guarded, key, scheme):
     response = guarded.post("/evaluate", json=BODY, headers={"Authorization": f"{scheme} {key}"})
