@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 
+from opentelemetry.trace import get_current_span
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,6 +33,10 @@ class Direct:
         if found is None:
             await self.app(scope, receive, send)
             return
+        # As FastAPI does once its router has found a route.
+        span = get_current_span()
+        span.update_name(f"POST {scope['path']}")
+        span.set_attribute("http.route", scope["path"])
         begun = False
 
         async def send_and_note(message: Message) -> None:

@@ -166,9 +166,12 @@ class Engine:
 
     def _streamed(self, model: Model, operator: str, job: Job, whole: Whole, call: Call, usage: Usage) -> Answer:
         end = None if call.timeout_s is None else time.monotonic() + call.timeout_s
+        own: float | None = None
 
         def limit() -> float:
+            nonlocal own
             left = self._settings.timeout_s if end is None else end - time.monotonic()
+            own = call.timeout_s if left < self._settings.timeout_s else None
             return min(left, self._settings.timeout_s)
 
         async def blocks() -> AsyncGenerator[np.ndarray, None]:
@@ -178,7 +181,6 @@ class Engine:
                         async for item in items:
                             yield item
                 except TimeoutError:
-                    own = call.timeout_s if end is not None and time.monotonic() >= end else None
                     raise self._late(own or self._settings.timeout_s) from None
             self._learn(model, operator, job, usage)
 

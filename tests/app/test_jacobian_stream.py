@@ -31,14 +31,14 @@ class Slow:
     """Lets programs of the server take a while, and notes in which order they end."""
 
     def __init__(self, programs):
-        self.real, self.order, self.seconds, self.before = programs.run, [], 0.0, lambda number: None
-        programs.run = self.run
+        self.real, self.order, self.seconds, self.before = programs.run_group, [], 0.0, lambda number: None
+        programs.run_group = self.run
 
-    def run(self, model, operator, work):
+    def run(self, model, operator, works):
         if operator == "jacobian":
             self.before(self.order.count("jacobian"))
             time.sleep(self.seconds)
-        found = self.real(model, operator, work)
+        found = self.real(model, operator, works)
         self.order.append(operator)
         return found
 
@@ -83,10 +83,10 @@ def shared():
 
 @pytest.fixture
 def live(shared):
-    real = shared.programs.run
+    real = shared.programs.run_group
     shared.slow = Slow(shared.programs)
     yield shared
-    shared.programs.run = real
+    shared.programs.run_group = real
 
 
 @pytest.fixture(autouse=True)
