@@ -12,6 +12,8 @@ from pushforward.wire import Message, codecs
 from tests.app.joining import OPERATORS, assert_same
 from tests.app.serving import serving
 
+pytestmark = pytest.mark.slow
+
 CLIENTS, REQUESTS = 100, 3
 FEATURES = {"stacked-rnn": (4, "float64"), "lstm-last": (8, "float32")}
 CODEC = codecs()["safetensors"]

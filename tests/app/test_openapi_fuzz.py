@@ -16,6 +16,8 @@ from app.settings import Settings
 from pushforward.wire import codecs
 from tests.app.serving import serving
 
+pytestmark = pytest.mark.slow
+
 CHECKS = [
     not_a_server_error,
     checks.status_code_conformance,

@@ -11,6 +11,8 @@ import pytest
 from pushforward.wire import Message, codecs
 from tests.app.serving import serving
 
+pytestmark = pytest.mark.slow
+
 QUEUE = 8
 CODEC = codecs()["safetensors"]
 HEADERS = {"Content-Type": CODEC.media_type}

@@ -11,6 +11,8 @@ import models.zoo
 from models.gradcheck import TOLERANCES, central_difference, compare
 from pushforward._registry import scan
 
+pytestmark = pytest.mark.slow
+
 BATCH, TIME = 2, 5
 MODELS = ["bi-gru", "lstm-last", "seed-gru", "stacked-rnn"]
 PAIRS = [("y", "x"), ("hidden", "x"), ("y", "state"), ("state", "hidden"), ("y", "param")]

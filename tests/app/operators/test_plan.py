@@ -139,7 +139,7 @@ def test_a_model_that_is_not_causal_runs_all_steps():
     assert plan.kinds[0].window == (0, 6)
 
 
-@pytest.mark.parametrize("mode", ["auto", "forward", "reverse"])
+@pytest.mark.parametrize("mode", [pytest.param("auto", marks=pytest.mark.slow), "forward", "reverse"])
 def test_terabytes_are_planned_with_few_cuts(mode, monkeypatch):
     cuts = []
     monkeypatch.setattr(_plan, "Chunk", lambda *fields: cuts.append(fields) or Chunk(*fields))

@@ -8,6 +8,8 @@ from app.calls import Call
 from app.operators import transitions
 from pushforward._registry import scan
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def served():
