@@ -15,21 +15,21 @@ import app.operators
 from app.batcher import Batcher
 from app.calls import Answer, Call, Streamed
 from app.metrics import Metrics, labelled
-from app.operators._operator import Arrays, Check, Item, Job, Operator, Whole, Work
+from app.operators._operator import Arrays, Check, Item, Job, Operator, Whole
 from app.programs import Programs, device
 from app.registry import Registry
 from app.runs import Runs, Usage
 from app.settings import Settings, variable
+from app.warming import warm
 from models.model import Model
 from pushforward._registry import scan
-from pushforward.errors import DeadlineExceeded, Draining, InvalidRequest, NotDifferentiable, Overloaded, TooLarge
+from pushforward.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded, TooLarge
 
 # An array up to this size is computed before the answer to the request begins, so that `info` tells how.
 AT_ONCE_BYTES = 8_000_000
 
 # Checking copies arrays to the model's dtype; above this many bytes that is no longer done on the event loop.
 _INLINE_BYTES = 1_000_000
-
 
 # How often sizes must have come lately before a program is compiled for them.
 _PATIENCE = 3
@@ -50,15 +50,8 @@ class Engine:
         programs = Programs(settings.compiled_programs, patience=_PATIENCE, background=True)
         batcher = Batcher(settings.batch_rows, settings.batch_wait_us / 1e6)
         self._runs = Runs(programs, batcher, self._metrics)
-        for name, documentation, read in (
-            ("queue_length", "Programs and chunks that wait for the device.", lambda: batcher.waiting),
-            ("calls", "Calls that were accepted and are not answered yet.", lambda: self._pending),
-            ("programs_graph", "Programs for all sizes that are kept.", lambda: programs.counts["graph"]),
-            ("programs_compiled", "Programs compiled by XLA that are kept.", lambda: programs.counts["compiled"]),
-            ("compiles", "Programs that XLA has compiled since the start.", lambda: programs.compiled.count),
-        ):
-            self._metrics.watch(name, documentation, read)
         self._pending = 0
+        self._metrics.watch("calls", "Calls that were accepted and are not answered yet.", lambda: self._pending)
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -140,7 +133,8 @@ class Engine:
     def count(self, operator: str, model: str, status: int, seconds: float) -> None:
         """Count a request that was answered or refused."""
         # Of names that nobody registered there is no end.
-        known = model.partition("@")[0] if model.partition("@")[0] in self.models else "unknown"
+        name, _, _ = model.partition("@")
+        known = name if name in self.models else "unknown"
         labelled(self._metrics.requests, operator, known, status).inc()
         labelled(self._metrics.request_seconds, operator, known).observe(seconds)
 
@@ -250,23 +244,7 @@ class Engine:
         self._registry.load(self._settings.models, self._settings.models_dir)
         if self._settings.warm:
             for model in self._registry.models.values():
-                self._warm(model)
-
-    def _warm(self, model: Model) -> None:
-        for operator in self._operators.values():
-            try:
-                request = operator.example(model)
-            except NotDifferentiable:
-                continue  # This operator has nothing to do on this model.
-            fields = operator.request_fields
-            arrays = {f: {n: np.asarray(a) for n, a in request.get(f, {}).items()} for f in fields}
-            options = {name: value for name, value in request.items() if name not in (*fields, "model")}
-            call = Call(model.name, operator.name, arrays, options)
-            job = operator.prepare(model, call)
-            for item in job.steps():
-                if isinstance(item, Work):
-                    self._runs.programs.warm(model, operator.name, item, self._settings.warm_shapes)
-                break  # What follows depends on what came out.
+                warm(self._runs.programs, model, self._operators.values(), self._settings.warm_shapes)
 
     @contextmanager
     def _counted(self) -> Generator[None]:

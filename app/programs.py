@@ -131,7 +131,7 @@ class Programs:
         )
 
     def _graph(self, model: Model, operator: str, work: Work) -> Program:
-        key = _key(model, operator, work, _shapes(work.feeds) if work.exact else dict(work.shapes))
+        key = _key(model, operator, work, _shapes(work.feeds) if work.exact else work.shapes)
         found = self._graphs.get(key)
         if found is None:
             try:

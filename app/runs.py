@@ -66,13 +66,20 @@ class Runs:
     Args:
         programs: what runs a work.
         batcher: the queue before the compute thread.
-        metrics: where turns are counted.
+        metrics: where turns are counted, and the queue and the programs are shown.
     """
 
     def __init__(self, programs: Programs, batcher: Batcher, metrics: Metrics) -> None:
         self.programs = programs
         self._batcher, self._metrics = batcher, metrics
         self._speed = _FIRST_SPEED
+        for name, documentation, read in (
+            ("queue_length", "Programs and chunks that wait for the device.", lambda: batcher.waiting),
+            ("programs_graph", "Programs for all sizes that are kept.", lambda: programs.counts["graph"]),
+            ("programs_compiled", "Programs compiled by XLA that are kept.", lambda: programs.counts["compiled"]),
+            ("compiles", "Programs that XLA has compiled since the start.", lambda: programs.compiled.count),
+        ):
+            metrics.watch(name, documentation, read)
 
     @property
     def orphans(self) -> int:

@@ -63,7 +63,9 @@ class TraceContext:
 
 
 class AccessLog:
-    """Logs each request once, when its answer has been sent: never its query, headers or body, which may hold secrets.
+    """Logs each request once, when its answer has been sent, and has it counted.
+
+    Its query, headers and body are never logged: they may hold secrets.
 
     Whoever handles the request may tell more of it in `request.state`: `operator`, `model` and `caller`.
     """

@@ -95,7 +95,7 @@ def router() -> APIRouter:
         operation_id="metrics",
         summary="Measures in the text format of Prometheus",
         response_class=Response,
-        responses={200: {"description": "The counters", "content": {"text/plain": {"schema": {"type": "string"}}}}},
+        responses={200: {"description": "The measures", "content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
     async def metrics(engine: EngineDep) -> Response:
         return Response(engine.metrics_page(), media_type=MEDIA_TYPE)

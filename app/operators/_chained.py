@@ -46,10 +46,14 @@ class Chained:
         states: Arrays = works.given(samples)
         if begin > 0:
             states = works.after((yield works.states(samples, begin)), begin - 1)
-        blocks = _Blocks(task, samples[1] - samples[0], self.links.rows)
+        blocks = _Blocks(task, samples[1] - samples[0])
         carry = _Carry(task, self._before(samples))
-        # Outputs before the first input are zero.
-        yield from blocks.fill(task.of.during((0, begin))[0], carry)
+        # Outputs before the first input are zero: no column does anything to them yet.
+        early = task.of.during((0, begin))[0]
+        nothing = np.broadcast_to(
+            np.zeros((), task.dtype), (samples[1] - samples[0], early[1] - early[0], task.numbers)
+        )
+        yield from blocks.fill(early, carry.array, nothing[..., :0], nothing)
         for start in range(begin, end, self.links.length):
             found = yield self._work(works, samples, start, states)
             states = {f"inputs.{s}": found[s] for s in self.model.signature.after_steps}
@@ -58,7 +62,8 @@ class Chained:
                 (rows, of_steps), (columns, wrt_steps) = task.of.during(link), task.wrt.during(link)
                 own, through = self._apart(found["of"][:, i, of_steps], wrt_steps)
                 shape = len(own), rows[1] - rows[0], columns[1] - columns[0]
-                yield from blocks.fill(rows, carry, own.reshape(shape), through.reshape(*shape[:2], task.numbers))
+                through = through.reshape(*shape[:2], task.numbers)
+                yield from blocks.fill(rows, carry.array, own.reshape(shape), through)
                 if first + size >= end:
                     break
                 own, through = self._apart(found["states"][:, i], wrt_steps)
@@ -131,37 +136,33 @@ class _Blocks:
     Args:
         task: what is asked for.
         samples: how many a block holds.
-        rows: how many rows of each, at most.
     """
 
-    def __init__(self, task: Task, samples: int, rows: int) -> None:
+    def __init__(self, task: Task, samples: int) -> None:
         self._task, self._samples = task, samples
-        self._parts = split(0, task.of.count, rows, task.of.per_step)
+        self._parts = split(0, task.of.count, task.block_rows, task.of.per_step)
         self._part = next(self._parts)
         self._block: np.ndarray | None = None
 
-    def fill(
-        self, rows: Range, carry: _Carry, own: np.ndarray | None = None, through: np.ndarray | None = None
-    ) -> Iterator[np.ndarray]:
+    def fill(self, rows: Range, carry: np.ndarray, own: np.ndarray, through: np.ndarray) -> Iterator[np.ndarray]:
         """Write the next rows, and yield each block that they complete.
 
         Args:
             rows: the first, and the one to stop before.
-            carry: what columns do to the states that the rows begin with.
+            carry: what columns do to the states that the rows begin with, `(samples, numbers, columns)`.
             own: what further columns do to the rows, `(samples, rows, columns)`.
-            through: what those states do to the rows, `(samples, rows, numbers)`; without it the rows are zero.
+            through: what those states do to the rows, `(samples, rows, numbers)`.
         """
-        at = rows[0]
+        at, before = rows[0], carry.shape[-1]
+        done = before + own.shape[-1]
         while at < rows[1]:
             start, stop = self._part
             if self._block is None:
                 self._block = np.empty((self._samples, stop - start, self._task.wrt.count), self._task.dtype)
             end = min(stop, rows[1])
-            here, there, done = self._block[:, at - start : end - start], slice(at - rows[0], end - rows[0]), 0
-            if own is not None and through is not None:
-                done = carry.array.shape[-1] + own.shape[-1]
-                np.matmul(through[:, there], carry.array, out=here[..., : carry.array.shape[-1]])
-                here[..., carry.array.shape[-1] : done] = own[:, there]
+            here, there = self._block[:, at - start : end - start], slice(at - rows[0], end - rows[0])
+            np.matmul(through[:, there], carry, out=here[..., :before])
+            here[..., before:done] = own[:, there]
             here[..., done:] = 0
             at = end
             if at == stop:

@@ -22,7 +22,6 @@ class Links:
         runs: how many there are, one after another.
         count: how many links a run has, side by side.
         size: how many steps a link has.
-        rows: how many elements of `of` a block of the answer holds at most.
         steps: passes times steps per sample, products of matrices as the passes that would take as long.
     """
 
@@ -31,7 +30,6 @@ class Links:
     runs: int
     count: int
     size: int
-    rows: int
     steps: int
 
     @property
@@ -63,8 +61,7 @@ def cut(task: Task) -> Links | None:
     samples = min(task.batch, max(1, task.block_bytes // (max(of.count, numbers) * wrt.count * task.itemsize)), most)
     runs = -(-total // max(1, most // samples))
     count = -(-total // runs)
-    rows = min(of.count, max(1, task.block_bytes // (wrt.count * task.itemsize)))
-    return Links(samples, window, runs, count, size, rows, _steps(task, size, runs * count))
+    return Links(samples, window, runs, count, size, _steps(task, size, runs * count))
 
 
 def _directions(task: Task, size: int) -> int:

@@ -147,7 +147,7 @@ def _estimate(task: Task, mode: str) -> Plan:
     """Plan so many chunks that they are not cut before they are needed, with passes and steps as they are at most."""
     whole = _plan(replace(task, block_bytes=sys.maxsize, chunk_bytes=sys.maxsize), mode)
     # Forward mode runs all columns anew for each block of rows.
-    times = -(-task.of.count // _most_rows(task)) if mode == "forward" else 1
+    times = -(-task.of.count // task.block_rows) if mode == "forward" else 1
     count = _count(task, mode) * task.batch
     blocks = _Uncut(task, mode)
     return replace(whole, passes=whole.passes * times, steps=whole.steps * times, count=count, blocks=blocks)
@@ -181,15 +181,10 @@ def _count(task: Task, mode: str) -> int:
     return blocks * -(-columns // most) if mode == "forward" else max(blocks, -(-rows // most))
 
 
-def _most_rows(task: Task) -> int:
-    """Return how many rows a block of one sample holds at most."""
-    return min(task.of.count, max(1, task.block_bytes // (task.wrt.count * task.itemsize)))
-
-
 def _blocks(task: Task, mode: str) -> Iterator[Block]:
     rows, columns = task.of.count, task.wrt.count
     per_sample = rows * columns * task.itemsize
-    parts = list(split(0, rows, _most_rows(task), task.of.per_step))
+    parts = list(split(0, rows, task.block_rows, task.of.per_step))
     made: dict[tuple[int, Range], tuple[Chunk, ...]] = {}
     for start, stop in split(0, task.batch, max(1, task.block_bytes // per_sample)):
         for part in parts:

@@ -53,6 +53,11 @@ class Task:
         return np.dtype(self.dtype).itemsize
 
     @property
+    def block_rows(self) -> int:
+        """How many rows a block of one sample holds at most."""
+        return min(self.of.count, max(1, self.block_bytes // (self.wrt.count * self.itemsize)))
+
+    @property
     def nbytes(self) -> int:
         """The Jacobian's size."""
         return prod(self.shape) * self.itemsize

@@ -18,6 +18,7 @@ from app.main import create_app
 from app.settings import Settings
 from pushforward.errors import DeadlineExceeded, Overloaded, UnknownModel
 from pushforward.wire import Message, codecs
+from tests.app.process import process, target  # noqa: F401  # fixtures
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,16 @@
 import json
 import os
 import re
-import signal
 import socket
-import subprocess
-import sys
-import threading
-import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
 import numpy as np
+import pytest
+
+from tests.app.serving import Served, serving
 
 LIMIT = 16_000_000
 # What a body at the limit may take for a while: itself in pieces and in one, arrays of its size, and objects parsed.
@@ -23,40 +22,12 @@ JSON = "application/json"
 REQUEST = json.dumps({"model": "stacked-rnn", "inputs": {"x": X.tolist()}, "tangents": {"x": X.tolist()}}).encode()
 
 
-class Server:
-    """The process, its address and what it holds."""
-
-    def __init__(self):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = probe.getsockname()
-        self.url = f"http://127.0.0.1:{self.address[1]}"
-        settings = {"MODELS": "stacked-rnn", "PORT": self.address[1], "LOG_LEVEL": "error"}
-        # Compiled programs round differently, and what is compiled meanwhile would pass for a leak.
-        settings |= {"MAX_BODY_MB": LIMIT / 1e6, "MAX_RESPONSE_MB": 1, "COMPILED_PROGRAMS": 0}
-        environment = os.environ | {f"PUSHFORWARD_{name}": str(value) for name, value in settings.items()}
-        self.process = subprocess.Popen([sys.executable, "-m", "app"], env=environment, stderr=subprocess.PIPE)
-        self.log = []
-        self.reader = threading.Thread(target=lambda: self.log.extend(self.process.stderr))
-        self.reader.start()
-
-    def wait(self):
-        while True:
-            assert self.process.poll() is None, self.log
-            try:
-                httpx2.get(f"{self.url}/health/ready").raise_for_status()
-                return
-            except httpx2.TransportError:
-                time.sleep(0.2)
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(60) in (0, -signal.SIGTERM)
-        self.reader.join()
-        self.process.stderr.close()
+@dataclass(frozen=True)
+class Server(Served):
+    """The process, and what is told through sockets of its own."""
 
     def connect(self):
-        return socket.create_connection(self.address, timeout=60)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     def jvp(self):
         response = httpx2.post(f"{self.url}/jvp", content=REQUEST, headers={"Content-Type": JSON})
@@ -76,20 +47,34 @@ class Server:
 
 
 @contextmanager
-def running():
-    """A server that is warm, and whose log must hold no error in the end."""
-    server = Server()
-    try:
-        server.wait()
+def running(log):
+    """A server that is warm, and whose log, a file's path, must hold no error in the end."""
+    # Compiled programs round differently, and what is compiled meanwhile would pass for a leak.
+    settings = {"max_body_mb": LIMIT / 1e6, "max_response_mb": 1, "compiled_programs": 0, "log_level": "error"}
+    with log.open("wb") as written, serving(written, models="stacked-rnn", **settings) as served:
+        server = Server(served.process, served.port)
         server.jvp()
         # Codecs' threads and XLA's are there from the first use on.
         for _ in range(4):
             httpx2.post(f"{server.url}/jvp", content=b" " * 10**6 + REQUEST, headers={"Content-Type": JSON})
         yield server
-    finally:
-        server.stop()
+        assert server.stop() == 0
     # TensorFlow has errors of its own, about GPUs.
-    assert not [line for line in server.log if re.search(rb"ERROR (app|uvicorn|asyncio)|Traceback", line)]
+    errors = re.compile(rb"ERROR (app|uvicorn|asyncio)|Traceback")
+    assert not [line for line in log.read_bytes().splitlines() if errors.search(line)]
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("server") / "log") as server:
+        yield server
+
+
+@pytest.fixture
+def target(process):
+    """The same for all tests of a file, and unharmed after each."""
+    with unharmed(process):
+        yield process
 
 
 @contextmanager

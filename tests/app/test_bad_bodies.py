@@ -13,23 +13,11 @@ import numpy as np
 import pytest
 
 from pushforward.wire import Message, codecs
-from tests.app.process import JSON, LIMIT, REQUEST, X, answer, head, running, send, unharmed
+from tests.app.process import JSON, LIMIT, REQUEST, X, answer, head, send
 
 pytestmark = pytest.mark.timeout(300)
 
 SAFETENSORS, NPZ = (codecs()[name].media_type for name in ("safetensors", "npz"))
-
-
-@pytest.fixture(scope="module")
-def process():
-    with running() as server:
-        yield server
-
-
-@pytest.fixture
-def server(process):
-    with unharmed(process):
-        yield process
 
 
 def check(found, status, slug):
@@ -51,19 +39,19 @@ def flood(connection, chunk, size):
 
 @pytest.mark.parametrize("encoding", [None, "gzip"])
 @pytest.mark.parametrize("path", ["/jvp", "/nowhere", "/health/live"])
-def test_chunks_of_10_gb(server, encoding, path):
+def test_chunks_of_10_gb(target, encoding, path):
     headers = () if encoding is None else (f"Content-Encoding: {encoding}",)
     noise = np.random.default_rng(0).bytes(2**16)
     chunk = noise if encoding is None else gzip.compress(noise)
-    with server.connect() as connection:
+    with target.connect() as connection:
         connection.sendall(head(None, JSON, *headers, path=path))
         sent = flood(connection, chunk, 10**10)
     assert sent < 2 * LIMIT + 20e6  # What lies in the buffers of the system counts as sent.
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_over_the_limit_is_told_so(server, chunked):
-    with server.connect() as connection:
+def test_a_body_over_the_limit_is_told_so(target, chunked):
+    with target.connect() as connection:
         connection.sendall(head(None if chunked else LIMIT + 2**16))
         if chunked:
             flood(connection, bytes(2**16), LIMIT + 2**16)
@@ -84,69 +72,69 @@ BOMBS = {"one member": one_member, "10,000 members": lambda: gzip.compress(bytes
 
 
 @pytest.mark.parametrize("kind", BOMBS)
-def test_10_mb_of_gzip_that_are_10_gb(server, kind):
+def test_10_mb_of_gzip_that_are_10_gb(target, kind):
     bomb = BOMBS[kind]()
     assert 9e6 < len(bomb) < 11e6
-    detail = check(send(server, bomb, JSON, "Content-Encoding: gzip"), 413, "too-large")
+    detail = check(send(target, bomb, JSON, "Content-Encoding: gzip"), 413, "too-large")
     assert "once decompressed" in detail
 
 
-def test_many_empty_members(server):
+def test_many_empty_members(target):
     content = gzip.compress(b"") * (LIMIT // 20)
-    check(send(server, content, JSON, "Content-Encoding: gzip"), 400, "malformed-body")
+    check(send(target, content, JSON, "Content-Encoding: gzip"), 400, "malformed-body")
 
 
-def test_two_members(server):
+def test_two_members(target):
     content = gzip.compress(REQUEST[:50]) + gzip.compress(REQUEST[50:])
-    status, body = send(server, content, JSON, "Content-Encoding: gzip")
+    status, body = send(target, content, JSON, "Content-Encoding: gzip")
     assert status == 200
-    assert json.loads(body)["tangents"]["y"] == server.jvp()
+    assert json.loads(body)["tangents"]["y"] == target.jvp()
 
 
 @pytest.mark.parametrize("content", [gzip.compress(REQUEST)[:-20], gzip.compress(REQUEST) + b"more", REQUEST])
-def test_damaged_gzip(server, content):
-    detail = check(send(server, content, JSON, "Content-Encoding: gzip"), 400, "malformed-body")
+def test_damaged_gzip(target, content):
+    detail = check(send(target, content, JSON, "Content-Encoding: gzip"), 400, "malformed-body")
     assert re.search(r"byte \d+", detail)
 
 
 @pytest.mark.parametrize("length", ["-5", "x", "5, 6", "1e3", "0x10", "9" * 30, "+5", ""])
-def test_a_length_that_is_none(server, length):
-    with server.connect() as connection:
+def test_a_length_that_is_none(target, length):
+    with target.connect() as connection:
         connection.sendall(head(length) + REQUEST)
         assert answer(connection)[0] in (400, 413)
 
 
-def test_two_lengths(server):
-    with server.connect() as connection:
+def test_two_lengths(target):
+    with target.connect() as connection:
         connection.sendall(head(5, JSON, "Content-Length: 6") + REQUEST)
         assert answer(connection)[0] == 400
 
 
 @pytest.mark.parametrize("headers", [("Content-Length: 5",), ("Transfer-Encoding: gzip, chunked",)])
-def test_a_length_and_chunks(server, headers):
-    with server.connect() as connection:
+def test_a_length_and_chunks(target, headers):
+    with target.connect() as connection:
         connection.sendall(head(None, JSON, *headers) + b"5\r\n12345\r\n0\r\n\r\n")
         assert answer(connection)[0] in (400, 501)
 
 
-def test_a_length_that_is_too_short(server):
-    with server.connect() as connection:
+def test_a_length_that_is_too_short(target):
+    with target.connect() as connection:
         connection.sendall(head(len(REQUEST) - 1) + REQUEST + b"\r\n\r\n")
         received = b"".join(iter(lambda: connection.recv(2**16), b""))
     # To the body, and to what follows, which is no request.
     assert set(re.findall(rb"^HTTP/1.1 (\d+)", received, re.MULTILINE)) == {b"400"}
 
 
-def test_a_length_that_is_too_long(server):
-    with server.connect() as connection:
+def test_a_length_that_is_too_long(target):
+    with target.connect() as connection:
         connection.sendall(head(len(REQUEST) + 1) + REQUEST)
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(1) == b""
 
 
 @pytest.mark.parametrize("size", [b"-5", b"x", b"0x5", b"f" * 99])
-def test_a_chunk_that_lies(server, size):
-    with server.connect() as connection:
+def test_a_chunk_that_lies(target, size):
+    with target.connect() as connection:
         connection.sendall(head(None) + size + b"\r\n" + REQUEST)
         assert answer(connection)[0] in (400, 413)
 
@@ -239,13 +227,13 @@ CORPUS = {
 
 @pytest.mark.parametrize("name", CORPUS)
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
-def test_bodies(server, name, encoding):
+def test_bodies(target, name, encoding):
     media_type, make, (status, slug) = CORPUS[name]
     content = make()
     assert len(content) < LIMIT
     if encoding == "gzip":
         content = gzip.compress(content, 1)
-    found = send(server, content, media_type, f"Content-Encoding: {encoding}", path="/evaluate")
+    found = send(target, content, media_type, f"Content-Encoding: {encoding}", path="/evaluate")
     check(found, status, slug)
     assert len(found[1]) < 3000
 
@@ -255,7 +243,7 @@ def test_bodies(server, name, encoding):
     [("/evaluate", 50_000, {}), ("/jacobian", 200, {"of": "y", "wrt": "x"})],
     ids=["computed", "before it is computed"],
 )
-def test_an_answer_over_the_limit(server, path, steps, options):
+def test_an_answer_over_the_limit(target, path, steps, options):
     content = codecs()["npz"].encode(Message({"model": "stacked-rnn"} | options, {"inputs.x": np.zeros((1, steps, 4))}))
-    detail = check(send(server, content, NPZ, path=path), 413, "too-large")
+    detail = check(send(target, content, NPZ, path=path), 413, "too-large")
     assert "PUSHFORWARD_MAX_RESPONSE_MB" in detail

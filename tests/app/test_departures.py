@@ -6,31 +6,19 @@ import time
 
 import pytest
 
-from tests.app.process import REQUEST, head, running, unharmed
+from tests.app.process import REQUEST, head
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def process():
-    with running() as server:
-        yield server
-
-
-@pytest.fixture
-def server(process):
-    with unharmed(process):
-        yield process
 
 
 STAGES = ["headers", "body", "waiting", "answer"]
 
 
-def leave(server, stage, abruptly):
+def leave(target, stage, abruptly):
     """Start a request and go, at some stage of it; abruptly: with a reset instead of an end."""
     content = b" " * 100_000 + REQUEST
     whole = head(len(content)) + content
-    with server.connect() as connection:
+    with target.connect() as connection:
         if abruptly:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.sendall(whole[:40] if stage == "headers" else whole[: len(whole) // 2] if stage == "body" else whole)
@@ -38,43 +26,43 @@ def leave(server, stage, abruptly):
             assert connection.recv(10)
 
 
-def settle(server, handles):
+def settle(target, handles):
     """Wait until nothing more is open than there was."""
     end = time.monotonic() + 30
-    while any(now > before for now, before in zip(server.handles(), handles, strict=True)):
-        assert time.monotonic() < end, (handles, server.handles())
+    while any(now > before for now, before in zip(target.handles(), handles, strict=True)):
+        assert time.monotonic() < end, (handles, target.handles())
         time.sleep(0.1)
 
 
-def many_leave(server, count):
+def many_leave(target, count):
     for number in range(100):  # some threads are only started when several have something to do
-        leave(server, STAGES[number % 4], abruptly=number % 8 >= 4)
-    server.jvp()
-    before, handles = server.memory(), server.handles()
+        leave(target, STAGES[number % 4], abruptly=number % 8 >= 4)
+    target.jvp()
+    before, handles = target.memory(), target.handles()
     for number in range(count):
-        leave(server, STAGES[number % 4], abruptly=number % 8 >= 4)
+        leave(target, STAGES[number % 4], abruptly=number % 8 >= 4)
         if number % 100 == 0:
-            server.jvp()
-    settle(server, handles)
-    assert server.memory() - before < 50e6
+            target.jvp()
+    settle(target, handles)
+    assert target.memory() - before < 50e6
 
 
-def test_clients_that_leave(server):
-    many_leave(server, 2_000)
+def test_clients_that_leave(target):
+    many_leave(target, 2_000)
 
 
 @pytest.mark.slow
-def test_10_000_clients_that_leave(server):
-    many_leave(server, 10_000)
+def test_10_000_clients_that_leave(target):
+    many_leave(target, 10_000)
 
 
-def test_many_connections_at_once_that_leave(server):
-    handles = server.handles()
-    connections = [server.connect() for _ in range(300)]
+def test_many_connections_at_once_that_leave(target):
+    handles = target.handles()
+    connections = [target.connect() for _ in range(300)]
     for connection in connections:
         connection.sendall(head(len(REQUEST)) + REQUEST[:10])
-    server.jvp()
-    assert server.handles()[0] > handles[0]
+    target.jvp()
+    assert target.handles()[0] > handles[0]
     for connection in connections:
         connection.close()
-    settle(server, handles)
+    settle(target, handles)

@@ -1,20 +1,15 @@
 """A Jacobian larger than the server may grow: streamed to a file, with others served meanwhile, stopped by leaving."""
 
-import os
 import re
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import httpx2
 import numpy as np
 import pytest
 
 from pushforward import Client
+from tests.app.serving import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -24,33 +19,11 @@ OF, WRT = "hidden.rnn_2.h", "x"
 GROWTH_BYTES = 300e6
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def server():
-    port = free_port()
-    environment = {**os.environ, "PUSHFORWARD_MODELS": "stacked-rnn", "PUSHFORWARD_PORT": str(port)}
-    process = subprocess.Popen([sys.executable, "-m", "app"], env=environment, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-    while True:
-        assert process.poll() is None
-        try:
-            httpx2.get(f"{url}/health/ready").raise_for_status()
-            break
-        except httpx2.TransportError:
-            time.sleep(0.2)
-    yield url, process.pid
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) in (0, -signal.SIGTERM)
-
-
-def resident(pid):
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1000
+    with serving(models="stacked-rnn") as served:
+        yield served
+        assert served.stop() == 0
 
 
 def counter(url, name):
@@ -66,30 +39,30 @@ def inputs(steps):
 class Watch(threading.Thread):
     """Sends small JVPs one after another, and looks at the server's memory, until it is told to stop."""
 
-    def __init__(self, url, pid):
+    def __init__(self, server):
         super().__init__()
-        self.url, self.pid, self.over = url, pid, threading.Event()
+        self.server, self.over = server, threading.Event()
         self.waits, self.largest = [], 0
 
     def run(self):
         x = inputs(5)
-        with Client(self.url) as client:
+        with Client(self.server.url) as client:
             while not self.over.wait(0.05):
                 start = time.perf_counter()
                 client.jvp("stacked-rnn", x, x)
                 self.waits.append(time.perf_counter() - start)
-                self.largest = max(self.largest, resident(self.pid))
+                self.largest = max(self.largest, self.server.resident)
 
 
 def test_memory_stays_and_others_are_served(server, tmp_path):
-    url, pid = server
+    url = server.url
     with Client(url, timeout=None) as client:
         client.jvp("stacked-rnn", inputs(5), inputs(5))
         client.jacobian("stacked-rnn", inputs(400), of=OF, wrt=WRT)
         plan = client.plan("stacked-rnn", inputs(STEPS), of=OF, wrt=WRT)
         assert plan.bytes == 2_048_000_000
-        before = resident(pid)
-        watch = Watch(url, pid)
+        before = server.resident
+        watch = Watch(server)
         watch.start()
         start = time.perf_counter()
         answer = client.jacobian("stacked-rnn", inputs(STEPS), of=OF, wrt=WRT, out=tmp_path / "jacobian.npy")
@@ -115,7 +88,7 @@ def test_memory_stays_and_others_are_served(server, tmp_path):
 
 
 def test_leaving_stops_the_work(server):
-    url, _ = server
+    url = server.url
     abandoned = counter(url, "pushforward_abandoned_total")
     body = {"model": "stacked-rnn", "inputs": {"x": inputs(STEPS).tolist()}, "of": OF, "wrt": WRT}
     headers = {"Accept": "application/x-safetensors"}

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,9 @@ class Model:
 
 
 class Programs:
+    counts = {"graph": 0, "compiled": 0}  # noqa: RUF012
+    compiled = SimpleNamespace(count=0)
+
     def __init__(self):
         self.runs = 0
 

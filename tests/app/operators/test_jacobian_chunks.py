@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from app.compiled import Recent
 from app.operators import _links, _plan
-from app.programs import Recent
 from models import _tf
 from models.model import Model
 

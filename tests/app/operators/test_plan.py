@@ -237,8 +237,8 @@ def test_links_cover_the_window_within_the_budget(
     directions = 4 + (0 if initial else links.size * wrt.per_step)
     held = links.samples * links.length * directions * t.width * 8
     assert held <= chunk_bytes or (links.samples, links.length) == (1, 1)
-    assert links.samples * links.rows * wrt.count * 8 <= max(block_bytes, wrt.count * 8)
-    assert links.samples == 1 or links.rows == of.count
+    assert links.samples * t.block_rows * wrt.count * 8 <= max(block_bytes, wrt.count * 8)
+    assert links.samples == 1 or t.block_rows == of.count
     assert links.samples * 4 * wrt.count * 8 <= block_bytes  # what is handed on
 
 
