@@ -52,6 +52,7 @@ def test_without_a_known_key(guarded, fake_engine, headers):
     response = guarded.post("/evaluate", json=BODY, headers=encoded)
     assert response.status_code == 401
     assert response.headers["www-authenticate"].startswith("Bearer")
+    assert response.headers["connection"] == "close"
     assert response.headers["content-type"] == "application/problem+json"
     assert response.json()["type"] == "/problems/unauthorized"
     assert response.json()["request_id"] == response.headers["x-request-id"]
