@@ -2,7 +2,7 @@
 
 import argparse
 import ipaddress
-import logging.config
+import logging
 import os
 import signal
 import sys
@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from app.connection import impatient
-from app.logs import configuration
+from app.logs import configure
 from app.main import create_app
 from app.settings import Settings, variable
 
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--host", default=settings.host, help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=settings.port, help="port to listen on (default: %(default)s)")
     arguments = parser.parse_args()
-    logging.config.dictConfig(configuration(settings.log_level, settings.log_format))
+    configure(settings.log_level, settings.log_format)
     log_access(arguments.host, settings.api_keys_file)
     app = create_app(settings)
     config = uvicorn.Config(

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fastapi import Depends, Request
-from starlette.datastructures import Headers
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.headers import header
 from app.keys import Key, Keys, Role
 from app.problems import problem
 from pushforward.errors import Forbidden, Unauthorized
@@ -35,14 +35,14 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one connection."""
-        if scope["type"] == "lifespan" or self._open(scope):
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
         state["key"] = None
-        if self.keys is not None:
+        if self.keys is not None and not self._open(scope):
             try:
-                key = _authenticate(self.keys, Headers(scope=scope))
+                key = _authenticate(self.keys, header(scope, b"authorization"))
             except Unauthorized as error:
                 response = problem(error, state.get("request_id"))
                 response.headers["Connection"] = "close"  # so that a body, which may be large, is not even received
@@ -56,8 +56,8 @@ class Authentication:
         return any(pattern.match(path) for pattern in self.open_paths)
 
 
-def _authenticate(keys: Keys, headers: Headers) -> Key:
-    scheme, _, given = headers.get(_HEADER, "").partition(" ")
+def _authenticate(keys: Keys, credentials: str) -> Key:
+    scheme, _, given = credentials.partition(" ")
     if scheme.lower() != "bearer" or not given.strip():
         came = "another scheme or no key" if scheme else "none"
         raise Unauthorized(

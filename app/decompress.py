@@ -2,10 +2,10 @@
 
 import zlib
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.faces._work import Offload
+from app.headers import header
 from app.middleware import body_too_large
 from pushforward.errors import MalformedBody, UnsupportedMediaType
 
@@ -27,7 +27,7 @@ class Decompress:
         """Answer one connection."""
         encoding = ""
         if scope["type"] == "http":
-            encoding = ",".join(Headers(scope=scope).getlist("content-encoding")).strip().lower()
+            encoding = header(scope, b"content-encoding").strip().lower()
         if encoding in ("", "identity"):
             await self.app(scope, receive, send)
             return

@@ -2,10 +2,10 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from opentelemetry.trace import get_current_span
+from opentelemetry.trace import INVALID_SPAN, get_current_span
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.problems import HANDLERS
 
@@ -35,21 +35,15 @@ class Direct:
             return
         # As FastAPI does once its router has found a route.
         span = get_current_span()
-        span.update_name(f"POST {scope['path']}")
-        span.set_attribute("http.route", scope["path"])
-        begun = False
-
-        async def send_and_note(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
+        if span is not INVALID_SPAN:
+            span.update_name(f"POST {scope['path']}")
+            span.set_attribute("http.route", scope["path"])
         request = Request(scope, receive, send)
         try:
             response = await found(request)
-            await response(scope, receive, send_and_note)
+            await response(scope, receive, send)
         except Exception as error:
             handler = next((HANDLERS[kind] for kind in type(error).__mro__ if kind in HANDLERS), None)
-            if handler is None or begun:
+            if handler is None or scope["state"]["begun"]:
                 raise
             await (await handler(request, error))(scope, receive, send)

@@ -14,6 +14,7 @@ import numpy as np
 import app.operators
 from app.batcher import Batcher
 from app.calls import Answer, Call, Streamed
+from app.kinds import Kinds
 from app.metrics import Metrics, labelled
 from app.operators._operator import Arrays, Check, Item, Job, Operator, Whole
 from app.programs import Programs, device
@@ -50,6 +51,7 @@ class Engine:
         programs = Programs(settings.compiled_programs, patience=_PATIENCE, background=True)
         batcher = Batcher(settings.batch_rows, settings.batch_wait_us / 1e6)
         self._runs = Runs(programs, batcher, self._metrics)
+        self._kinds = Kinds()
         self._pending = 0
         self._metrics.watch("calls", "Calls that were accepted and are not answered yet.", lambda: self._pending)
         self._idle = asyncio.Event()
@@ -139,6 +141,13 @@ class Engine:
         labelled(self._metrics.request_seconds, operator, known).observe(seconds)
 
     async def _prepare(self, operator: Operator, model: Model, call: Call) -> Job:
+        job = self._kinds.prepare(operator, model, call)
+        if job is None:
+            job = await self._checked(operator, model, call)
+            self._kinds.learn(operator, model, call, job)
+        return job
+
+    async def _checked(self, operator: Operator, model: Model, call: Call) -> Job:
         size = sum(array.nbytes for group in call.arrays.values() for array in group.values())
         if not model.signature.one_length:  # sizes may only be known once the model has run
             return await self._runs.on_thread(lambda: operator.prepare(model, call))
@@ -236,7 +245,7 @@ class Engine:
             "queue_ms": round((usage.queued or 0.0) * 1e3, 3),
             "compute_ms": round(usage.computed * 1e3, 3),
             "compiled": usage.compiled,
-            "nonfinite": sum(int(a.size - np.isfinite(a).sum()) for a in arrays.values()),
+            "nonfinite": sum(a.size - np.count_nonzero(np.isfinite(a)) for a in arrays.values()),
         }
 
     def _load(self) -> None:

@@ -1,19 +1,19 @@
 """The application factory: wiring only, and nothing at import."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
-from starlette.middleware import Middleware
+from starlette.types import ASGIApp
 
 from app import authorization, faces, keys, problems
 from app.decompress import Decompress
 from app.direct import Direct, Endpoint
 from app.faces._face import Engine, Face, Operator
 from app.lifespan import lifespan
-from app.middleware import BodyLimit, RequestId, Unhandled
+from app.middleware import BodyLimit, Exchange, Unhandled
 from app.settings import Settings
-from app.telemetry import AccessLog, TraceContext
 from pushforward._registry import scan
 
 # The version of the HTTP API, not of the code: within one, there are only additions.
@@ -26,6 +26,26 @@ Derivatives of recurrent TensorFlow/Keras models over HTTP: Jacobian-vector prod
 Every operator takes and gives JSON, safetensors or npz, by `Content-Type` and `Accept`.
 Every error is a problem document (RFC 9457) whose `type` leads to its documentation.
 """
+
+
+class _App(FastAPI):
+    """FastAPI inside of our layers: those that it puts around each request do nothing for one to an operator.
+
+    Args:
+        layers: the outermost first; each is given what it is around.
+        options: FastAPI's.
+    """
+
+    def __init__(self, layers: Sequence[Callable[[ASGIApp], ASGIApp]], **options: Any) -> None:
+        super().__init__(**options)
+        self._layers = layers
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Put the layers around FastAPI's own."""
+        stack = super().build_middleware_stack()
+        for layer in reversed(self._layers):
+            stack = layer(stack)
+        return stack
 
 
 def create_app(
@@ -49,21 +69,20 @@ def create_app(
     found: dict[str, Face] = scan(faces, "FACE")
     open_paths = (*authorization.OPEN_PATHS, *(path for face in found.values() for path in face.open_paths))
     direct: dict[str, Endpoint] = {}
-    app = FastAPI(
+    app = _App(
+        [
+            Exchange,
+            partial(authorization.Authentication, keys=known, open_paths=open_paths),
+            partial(BodyLimit, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s),
+            Unhandled,
+            partial(Decompress, max_bytes=settings.max_body_bytes),
+            partial(Direct, endpoints=direct),
+        ],
         title="Pushforward",
         version=API_VERSION,
         description=DESCRIPTION,
         lifespan=lifespan(lambda: (engine_factory or _engine)(settings)),
-        middleware=[
-            Middleware(RequestId),
-            Middleware(TraceContext),
-            Middleware(AccessLog),
-            Middleware(authorization.Authentication, keys=known, open_paths=open_paths),
-            Middleware(BodyLimit, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s),
-            Middleware(Unhandled),
-            Middleware(Decompress, max_bytes=settings.max_body_bytes),
-            Middleware(Direct, endpoints=direct),
-        ],
+        telemetry={"metrics": False, "logs": False},
         exception_handlers=problems.HANDLERS,
         responses=problems.responses(),
     )

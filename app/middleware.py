@@ -4,11 +4,14 @@ import asyncio
 import logging
 import random
 import re
+import time
 from contextvars import ContextVar
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app import telemetry
+from app.headers import header
 from app.problems import problem
 from app.settings import variable
 from pushforward.errors import InternalError, TooLarge, TooSlow
@@ -33,8 +36,12 @@ class RequestIdFilter(logging.Filter):
         return True
 
 
-class RequestId:
-    """Takes the request's id from X-Request-Id, or makes one, and sends it back in the same header."""
+class Exchange:
+    """Gives each request an id, continues its trace, and has it logged and counted once its answer has been sent.
+
+    The id is taken from X-Request-Id, or made, and sent back in the same header. Those inside find it in the request's
+    state, where `begun` tells them whether an answer has.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -44,18 +51,32 @@ class RequestId:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
+        given = header(scope, b"x-request-id")
         identity = given if _REQUEST_ID.fullmatch(given) else f"{_ids.getrandbits(128):032x}"
-        scope.setdefault("state", {})["request_id"] = identity
-        # Not reset afterwards: the context is the request's own, and the server's access log comes last.
+        state = scope.setdefault("state", {})
+        state["request_id"], state["begun"] = identity, False
+        # Not reset afterwards: the context is the request's own, and the server's log comes last.
         request_id.set(identity)
+        status: int | None = None
+        failure: str | None = None
+        start = time.perf_counter()
+        lines, trace = telemetry.follow(scope)
 
-        async def send_with_id(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["X-Request-Id"] = identity
+                status, state["begun"] = message["status"], True
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", identity.encode()), *lines]
             await send(message)
 
-        await self.app(scope, receive, send_with_id)
+        try:
+            await self.app(scope, receive, send_and_note)
+        except BaseException as error:
+            failure = type(error).__name__
+            raise
+        finally:
+            telemetry.tell(scope, status, time.perf_counter() - start, failure)
+            telemetry.leave(trace)
 
 
 class Unhandled:
@@ -66,17 +87,10 @@ class Unhandled:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one connection."""
-        started = False
-
-        async def send_and_note(message: Message) -> None:
-            nonlocal started
-            started = started or message["type"] == "http.response.start"
-            await send(message)
-
         try:
-            await self.app(scope, receive, send_and_note)
+            await self.app(scope, receive, send)
         except Exception as error:
-            if scope["type"] != "http" or started:
+            if scope["type"] != "http" or scope["state"]["begun"]:
                 raise
             internal = InternalError(f"{type(error).__name__} in {scope['method']} {scope['path']}")
             internal.__cause__ = error
@@ -101,21 +115,20 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        exchange = _Exchange(self, scope, receive, send)
-        declared = Headers(scope=scope).get("content-length", "")
+        declared = header(scope, b"content-length")
+        body = _Body(self, bool(declared.strip("0")) or bool(header(scope, b"transfer-encoding")), receive, send)
         if declared.isdecimal() and int(declared) > self.max_bytes:
             error = body_too_large(f"{int(declared)} bytes", self.max_bytes)
-            await problem(error, scope["state"]["request_id"])(scope, receive, exchange.send)
+            await problem(error, scope["state"]["request_id"])(scope, receive, body.send)
             return
-        await self.app(scope, exchange.receive, exchange.send)
+        await self.app(scope, body.receive, body.send)
 
 
-class _Exchange:
+class _Body:
     """One request's body as it is read, and the answer as it is sent."""
 
-    def __init__(self, limit: BodyLimit, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        self._ended = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+    def __init__(self, limit: BodyLimit, has_body: bool, receive: Receive, send: Send) -> None:
+        self._ended = not has_body
         self._closing = False
         self._size = 0
         self._limit = limit

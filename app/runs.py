@@ -101,7 +101,7 @@ class Runs:
         Raises:
             asyncio.CancelledError: if the caller leaves; the others do not notice.
         """
-        key = None if work.layout is None else (model, operator, work.key, work.strategy, work.layout.key(work.feeds))
+        key = None if work.alike is None else (model, operator, work.alike)
         run = partial(self._group, model, operator)
         try:
             outcome: _Outcome = await self._batcher.submit(work, run, key, work.rows)

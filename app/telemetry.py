@@ -5,12 +5,17 @@ up; here their ids, or without spans those that came, are given to the log and s
 """
 
 import logging
-import time
+from collections.abc import Sequence
+from contextvars import Token
 
 from opentelemetry import context, trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from app.headers import header
+
+Lines = Sequence[tuple[bytes, bytes]]
 
 _W3C = TraceContextTextMapPropagator()
 
@@ -30,73 +35,45 @@ class TraceIdFilter(logging.Filter):
         return True
 
 
-class TraceContext:
-    """Continues the trace that the request's `traceparent` names, and sends it back in the same header.
+def follow(scope: Scope) -> tuple[Lines, Token[context.Context] | None]:
+    """Continue the trace that a request's `traceparent` names.
 
     One that does not follow https://www.w3.org/TR/trace-context/ is ignored.
+
+    Returns:
+        The headers that tell the trace to whoever asked, and what `leave` needs.
     """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one connection."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        current = context.get_current()
-        if not trace.get_current_span(current).get_span_context().is_valid:
-            current = _W3C.extract(Headers(scope=scope), current)
-        sent_back: dict[str, str] = {}
-        _W3C.inject(sent_back, current)
-
-        async def send_with_trace(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(sent_back)
-            await send(message)
-
-        token = context.attach(current)
-        try:
-            await self.app(scope, receive, send_with_trace)
-        finally:
-            context.detach(token)
+    current = context.get_current()
+    if not trace.get_current_span(current).get_span_context().is_valid:
+        if not header(scope, b"traceparent"):
+            return (), None
+        current = _W3C.extract(Headers(scope=scope), current)
+    sent_back: dict[str, str] = {}
+    _W3C.inject(sent_back, current)
+    lines = [(name.encode(), value.encode()) for name, value in sent_back.items()]
+    return lines, context.attach(current)
 
 
-class AccessLog:
-    """Logs each request once, when its answer has been sent, and has it counted.
+def leave(token: Token[context.Context] | None) -> None:
+    """End what `follow` began."""
+    if token is not None:
+        context.detach(token)
 
-    Its query, headers and body are never logged: they may hold secrets.
 
-    Whoever handles the request may tell more of it in `request.state`: `operator`, `model` and `caller`.
+def tell(scope: Scope, status: int | None, seconds: float, failure: str | None) -> None:
+    """Log a request, and have it counted if it was one to an operator.
+
+    Its query, headers and body are never logged: they may hold secrets. Whoever handled the request may have told more
+    of it in `request.state`: `operator`, `model` and `caller`.
+
+    Args:
+        scope: the request's.
+        status: of its answer; None if there was none.
+        seconds: from its headers to the answer's end.
+        failure: the kind of exception that ended it, if one did.
     """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one connection."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        status: int | None = None
-        failure: str | None = None
-        start = time.perf_counter()
-
-        async def send_and_note(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self.app(scope, receive, send_and_note)
-        except BaseException as error:
-            failure = type(error).__name__
-            raise
-        finally:
-            seconds = time.perf_counter() - start
-            _count(scope, status, seconds)
-            _write(scope, status, seconds, failure)
+    _count(scope, status, seconds)
+    _write(scope, status, seconds, failure)
 
 
 def _count(scope: Scope, status: int | None, seconds: float) -> None:

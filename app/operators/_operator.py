@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any, Protocol
 
@@ -47,6 +48,17 @@ class Work:
     def exact(self) -> bool:
         """Whether the program fits these sizes only."""
         return all(None not in shape for shape in self.shapes.values())
+
+    @cached_property
+    def alike(self) -> Hashable | None:
+        """What works of one model and operator must have in common to be run together; None if this one can't be."""
+        return None if self.layout is None else (self.key, self.strategy, self.layout.key(self.feeds))
+
+    def with_feeds(self, feeds: Mapping[str, np.ndarray]) -> "Work":
+        """Return the same work on other arrays of the same shapes and dtypes."""
+        other = object.__new__(Work)
+        other.__dict__.update(self.__dict__, feeds=feeds)  # with what has been found out already
+        return other
 
 
 Item = Work | np.ndarray | Arrays

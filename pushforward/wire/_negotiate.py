@@ -1,9 +1,16 @@
 """From the headers `Content-Type` and `Accept` to a codec."""
 
+import functools
+
 from pushforward.errors import NotAcceptable, UnsupportedMediaType
 from pushforward.wire import Codec, codecs
 
 
+# The same few headers come with every request; what is refused is not remembered.
+_KEPT = 256
+
+
+@functools.lru_cache(_KEPT)
 def for_content_type(header: str | None) -> Codec:
     """The codec that reads a body of this `Content-Type`; JSON if there is no such header.
 
@@ -21,6 +28,7 @@ def for_content_type(header: str | None) -> Codec:
     return known[media_type]
 
 
+@functools.lru_cache(_KEPT)
 def for_accept(header: str | None, default: Codec) -> Codec:
     """The codec that `Accept` prefers; `default` where it has no opinion.
 
