@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -32,6 +32,9 @@ AT_ONCE_BYTES = 8_000_000
 # Checking copies arrays to the model's dtype; above this many bytes that is no longer done on the event loop.
 _INLINE_BYTES = 1_000_000
 
+# A batch that is expected to take less is run in the event loop, which nobody notices.
+_INLINE_S = 0.002
+
 # How often sizes must have come lately before a program is compiled for them.
 _PATIENCE = 3
 
@@ -49,13 +52,12 @@ class Engine:
         self._operators: dict[str, Operator] = scan(app.operators, "OPERATOR")
         self._metrics = Metrics()
         programs = Programs(settings.compiled_programs, patience=_PATIENCE, background=True)
-        batcher = Batcher(settings.batch_rows, settings.batch_wait_us / 1e6)
+        batcher = Batcher(settings.batch_rows, settings.batch_wait_us / 1e6, _INLINE_S)
         self._runs = Runs(programs, batcher, self._metrics)
         self._kinds = Kinds()
         self._pending = 0
         self._metrics.watch("calls", "Calls that were accepted and are not answered yet.", lambda: self._pending)
         self._idle = asyncio.Event()
-        self._idle.set()
         self._draining = False
         self._device = ""
 
@@ -81,7 +83,8 @@ class Engine:
     async def close(self) -> None:
         """Refuse new calls and finish those that were accepted."""
         self._draining = True
-        await self._idle.wait()
+        if self._pending:
+            await self._idle.wait()
         await self._runs.close()
 
     async def __call__(self, call: Call) -> Answer:
@@ -105,10 +108,11 @@ class Engine:
         model, operator = self._registry.find(call.model), self._operators[call.operator]
         usage = Usage()
         limit = min(call.timeout_s or self._settings.timeout_s, self._settings.timeout_s)
-        with self._counted():
+        self._pending += 1
+        try:
             try:
                 async with asyncio.timeout(limit):
-                    job = await self._prepare(operator, model, call)
+                    job = self._kinds.prepare(operator, model, call) or await self._check(operator, model, call)
                     if job.plan_only:
                         return self._answer(model, job, {})
                     self._check_size(job)
@@ -117,8 +121,10 @@ class Engine:
                     arrays, findings = await self._compute(model, operator.name, job, usage)
             except TimeoutError:
                 raise self._late(limit) from None
-        self._learn(model, operator.name, job, usage)
-        return self._answer(model, job, arrays, self._measured(job, usage, arrays) | findings)
+            self._learn(model, operator.name, job, usage)
+            return self._answer(model, job, arrays, {**self._measured(job, usage, arrays), **findings})
+        finally:
+            self._done()
 
     def listing(self) -> list[dict[str, Any]]:
         """Sum up each registered model."""
@@ -140,14 +146,12 @@ class Engine:
         labelled(self._metrics.requests, operator, known, status).inc()
         labelled(self._metrics.request_seconds, operator, known).observe(seconds)
 
-    async def _prepare(self, operator: Operator, model: Model, call: Call) -> Job:
-        job = self._kinds.prepare(operator, model, call)
-        if job is None:
-            job = await self._checked(operator, model, call)
-            self._kinds.learn(operator, model, call, job)
+    async def _check(self, operator: Operator, model: Model, call: Call) -> Job:
+        job = await self._prepare(operator, model, call)
+        self._kinds.learn(operator, model, call, job)
         return job
 
-    async def _checked(self, operator: Operator, model: Model, call: Call) -> Job:
+    async def _prepare(self, operator: Operator, model: Model, call: Call) -> Job:
         size = sum(array.nbytes for group in call.arrays.values() for array in group.values())
         if not model.signature.one_length:  # sizes may only be known once the model has run
             return await self._runs.on_thread(lambda: operator.prepare(model, call))
@@ -178,13 +182,15 @@ class Engine:
             return min(left, self._settings.timeout_s)
 
         async def blocks() -> AsyncGenerator[np.ndarray, None]:
-            with self._counted():
-                try:
-                    async with aclosing(self._runs.items(model, operator, job.steps, usage, limit)) as items:
-                        async for item in items:
-                            yield item
-                except TimeoutError:
-                    raise self._late(own or self._settings.timeout_s) from None
+            self._pending += 1
+            try:
+                async with aclosing(self._runs.items(model, operator, job.steps, usage, limit)) as items:
+                    async for item in items:
+                        yield item
+            except TimeoutError:
+                raise self._late(own or self._settings.timeout_s) from None
+            finally:
+                self._done()
             self._learn(model, operator, job, usage)
 
         answer = self._answer(model, job, {}, {"streamed": True})
@@ -255,16 +261,10 @@ class Engine:
             for model in self._registry.models.values():
                 warm(self._runs.programs, model, self._operators.values(), self._settings.warm_shapes)
 
-    @contextmanager
-    def _counted(self) -> Generator[None]:
-        self._pending += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._pending -= 1
-            if self._pending == 0:
-                self._idle.set()
+    def _done(self) -> None:
+        self._pending -= 1
+        if self._draining and self._pending == 0:
+            self._idle.set()
 
 
 def _checking(check: Check, arrays: Mapping[str, np.ndarray]) -> Generator[Item, Arrays, None]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from app.calls import Call
 from app.compiled import Recent
-from app.operators._operator import Job, Operator, Work
+from app.operators._operator import Job, Operator
 from models.model import Model
 
 # Whose options are longer than this, as text, is not remembered.
@@ -17,9 +17,9 @@ _LONGEST = 1000
 
 @dataclass(frozen=True)
 class _Kind:
-    work: Work
+    job: Job
     places: tuple[tuple[str, str, str], ...]
-    """Of each array that the work feeds: its path, and its field and name in a call."""
+    """Of each array that it feeds: its path, and its field and name in a call."""
 
 
 class Kinds:
@@ -40,7 +40,7 @@ class Kinds:
         if key is None or (kind := self._known.get(key)) is None:
             return None
         arrays = call.arrays
-        return Job.of(kind.work.with_feeds({path: arrays[field][name] for path, field, name in kind.places}))
+        return kind.job.with_feeds({path: arrays[field][name] for path, field, name in kind.places})
 
     def learn(self, operator: Operator, model: Model, call: Call, job: Job) -> None:
         """Remember what a call was found to ask for."""
@@ -57,7 +57,7 @@ class Kinds:
             return
         places = tuple((path, *given[path][:2]) for path in feeds)
         _ = job.work.alike  # found out before the arrays are gone
-        self._known.put(key, _Kind(job.work.with_feeds({}), places))
+        self._known.put(key, _Kind(job.with_feeds({}), places))
 
 
 def _key(operator: Operator, model: Model, call: Call) -> Hashable | None:
@@ -65,8 +65,6 @@ def _key(operator: Operator, model: Model, call: Call) -> Hashable | None:
     if len(options) > _LONGEST:
         return None
     arrays = tuple(
-        (field, name, array.shape, array.dtype)
-        for field, group in call.arrays.items()
-        for name, array in group.items()
+        (field, name, array.shape, array.dtype) for field, group in call.arrays.items() for name, array in group.items()
     )
     return (operator.name, model, options, arrays)

@@ -12,6 +12,7 @@ from app.faces._openapi import document, operation
 from app.faces._stream import Stream, check_streamed, gather
 from app.faces._translate import to_call, to_message
 from app.faces._work import Offload, while_connected
+from app.headers import header
 from app.problems import responses
 from app.settings import Settings, variable
 from pushforward import errors
@@ -38,15 +39,16 @@ _PROBLEMS = responses(
 
 def _endpoint(operator: Operator, offload: Offload, settings: Settings) -> Callable[..., Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        engine: Engine = request.state.engine
-        request.state.operator = operator.name  # This and the model are for the log.
-        reader = for_content_type(request.headers.get("content-type"))
-        writer = for_accept(",".join(request.headers.getlist("accept")), default=reader)
+        state = request.scope["state"]
+        engine: Engine = state["engine"]
+        state["operator"] = operator.name  # This and the model are for the log.
+        reader = for_content_type(header(request.scope, b"content-type"))
+        writer = for_accept(header(request.scope, b"accept"), default=reader)
         pieces = [piece async for piece in request.stream()]
         decode = partial(_decode, reader, pieces, settings.max_body_bytes)
         message = await offload(sum(map(len, pieces)), decode)
         call = to_call(operator, message)
-        request.state.model = call.model
+        state["model"] = call.model
         answer = await while_connected(request, engine(call))
         reply = to_message(answer, message)
         size = sum(array.nbytes for array in reply.arrays.values())

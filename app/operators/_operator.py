@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any, Protocol
 
@@ -124,12 +124,20 @@ class Job:
     @classmethod
     def of(cls, work: Work, check: Check | None = None) -> "Job":
         """Make the job of a single work, whose arrays are the answer's."""
+        return cls(partial(_single, work), work.rows, work.strategy, work.casts, check=check, work=work)
 
-        def steps() -> Generator[Item, Arrays, None]:
-            found = yield work
-            yield found
+    def with_feeds(self, feeds: Mapping[str, np.ndarray]) -> "Job":
+        """Return the same job, of a single work, on other arrays of the same shapes and dtypes."""
+        assert self.work is not None  # noqa: S101  # whoever remembers jobs has looked
+        work = self.work.with_feeds(feeds)
+        other = object.__new__(Job)
+        other.__dict__.update(self.__dict__, work=work, steps=partial(_single, work))
+        return other
 
-        return cls(steps, work.rows, work.strategy, work.casts, check=check, work=work)
+
+def _single(work: Work) -> Generator[Item, Arrays, None]:
+    found = yield work
+    yield found
 
 
 class Operator(Protocol):

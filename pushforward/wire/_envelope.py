@@ -37,6 +37,8 @@ def load_json(text: bytes | str) -> Any:
 
 def _check_parsed(text: bytes) -> None:
     # CPython's sizes: each value has a reference and most are at least a float; lists and objects have their own.
+    if 240 * len(text) <= _MAX_PARSED:
+        return
     lists, objects, values = text.count(b"["), text.count(b"{"), text.count(b",")
     if (size := 64 * lists + 240 * objects + 32 * values) > _MAX_PARSED:
         raise TooLarge(

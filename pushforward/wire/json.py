@@ -32,7 +32,7 @@ class _Json:
 
     def decode(self, body: bytes, *, max_bytes: int = MAX_BYTES) -> Message:
         # Bounds the arrays, since of n numbers all but one have a comma, and every number takes 8 bytes.
-        if (size := _NUMBER * body.count(b",")) > max_bytes:
+        if _NUMBER * len(body) > max_bytes and (size := _NUMBER * body.count(b",")) > max_bytes:
             raise TooLarge(
                 f"more than {size // _NUMBER} numbers take more than {size} bytes once parsed, the limit is "
                 f"{max_bytes}; send fewer rows at a time",
