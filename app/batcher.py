@@ -2,9 +2,6 @@
 
 Group commit, without a timer: a lone item starts at once, and what comes while a batch runs forms the next. The thread
 of the device takes from the queue itself, so there is one hand-over to it, and one back, for a whole batch.
-
-What takes no longer than such a hand-over is run where it is, in the event loop: two threads that both want the
-interpreter's lock for a fraction of a millisecond make each other wait for longer than that.
 """
 
 import asyncio
@@ -15,16 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.compiled import Recent
-from app.operators._rows import bucket
-
 Run = Callable[[Sequence[Any]], Sequence[Any]]
-
-# How many estimates are kept.
-_ESTIMATES = 1024
-
-# How much longer a batch is expected to take than the last of its kind did at best: others may have delayed that one.
-_CAUTION = 1.2
 
 
 @dataclass(eq=False)
@@ -42,17 +30,12 @@ class Batcher:
     Args:
         max_rows: how many rows are run together at most; an item that has more is run alone.
         wait_s: how long an item that could be joined waits for others to come. With 0 it does not.
-        inline_s: a batch that is expected to take less is run in the event loop.
         name: of the thread.
     """
 
-    def __init__(self, max_rows: int = 64, wait_s: float = 0.0, inline_s: float = 0.0, name: str = "compute") -> None:
+    def __init__(self, max_rows: int = 64, wait_s: float = 0.0, name: str = "compute") -> None:
         self._max_rows, self._wait_s = max_rows, wait_s
-        self._inline_s = 0.0 if wait_s else inline_s
-        self._expected: Recent[float] = Recent(_ESTIMATES)
         self._queue: deque[_Entry] = deque()
-        self._busy = False
-        self._planned = False
         self._changed = threading.Condition()
         self._running: Sequence[_Entry] = ()
         self._closed = False
@@ -91,16 +74,12 @@ class Batcher:
         self._idle.clear()
         with self._changed:
             self._queue.append(entry)
-        self._plan(loop)
+            self._changed.notify()
         try:
             return await entry.future
         except asyncio.CancelledError:
             self._drop(entry)
             raise
-
-    def forget(self) -> None:
-        """Expect nothing any more of how long batches take."""
-        self._expected = Recent(_ESTIMATES)
 
     async def close(self) -> None:
         """Finish what was submitted, and end the thread."""
@@ -110,74 +89,26 @@ class Batcher:
             self._changed.notify()
         await asyncio.to_thread(self._thread.join)
 
-    def _plan(self, loop: asyncio.AbstractEventLoop) -> None:
-        """See to the queue soon: after all that has come at the same time."""
-        if not self._planned and not self._busy:
-            self._planned = True
-            loop.call_soon(self._dispatch, loop)
-
-    def _dispatch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the next batch here if it is short, or else have the thread begin."""
-        self._planned = False
-        with self._changed:
-            if self._busy or not self._queue:
-                return
-            batch = self._short()
-            if batch is None:
-                self._busy = True
-                self._changed.notify()
-                return
-        self._deliver(*self._run(batch))
-        if self._queue:
-            self._plan(loop)
-
-    def _short(self) -> list[_Entry] | None:
-        """Take the next batch if it is expected to be short."""
-        first = self._queue[0]
-        if first.key is None or not self._inline_s:
-            return None
-        batch = self._joined(self._queue.popleft())
-        expected = self._expected.get(_size(batch))
-        if expected is not None and expected < self._inline_s:
-            return batch
-        self._queue.extendleft(reversed(batch))
-        return None
-
     def _work(self) -> None:
         while (batch := self._take()) is not None:
-            alive, results, dropped = self._run(batch)
+            dropped = [entry for entry in batch if entry.future.done()]
+            alive = [entry for entry in batch if not entry.future.done()]
+            results: Sequence[Any] = ()
+            self._running = alive
+            if alive:
+                try:
+                    results = alive[0].run([entry.item for entry in alive])
+                except Exception as error:
+                    results = [error] * len(alive)
+            self._running = ()
             loop = batch[0].future.get_loop()
             if not loop.is_closed():  # then nobody waits any more
-                loop.call_soon_threadsafe(self._deliver, alive, results, dropped)
-
-    def _run(self, batch: Sequence[_Entry]) -> tuple[Sequence[_Entry], Sequence[Any], int]:
-        """Run those of a batch that somebody waits for; return them, their results, and the number of the others."""
-        alive = [entry for entry in batch if not entry.future.done()]
-        results: Sequence[Any] = ()
-        if alive:
-            self._running = alive
-            began = time.perf_counter()
-            try:
-                results = alive[0].run([entry.item for entry in alive])
-            except Exception as error:
-                results = [error] * len(alive)
-            self._running = ()
-            if alive[0].key is not None and not any(isinstance(result, BaseException) for result in results):
-                size, took = _size(alive), time.perf_counter() - began
-                self._expected.put(size, min(took, _CAUTION * (self._expected.get(size) or took)))
-        return alive, results, len(batch) - len(alive)
+                loop.call_soon_threadsafe(self._deliver, alive, results, len(dropped))
 
     def _take(self) -> list[_Entry] | None:
         """Wait for an item and return it with all that can be run with it; None when there is nothing more to come."""
         with self._changed:
-            if self._busy and self._queue and (batch := self._short()) is not None:
-                self._queue.extendleft(reversed(batch))
-                self._busy = False
-                loop = batch[0].future.get_loop()
-                if not loop.is_closed():
-                    loop.call_soon_threadsafe(self._plan, loop)
-            while not self._busy or not self._queue:
-                self._busy = False
+            while not self._queue:
                 if self._closed:
                     return None
                 self._changed.wait()
@@ -226,7 +157,3 @@ class Batcher:
         self._unfinished -= count
         if self._unfinished == 0:
             self._idle.set()
-
-
-def _size(batch: Sequence[_Entry]) -> Hashable:
-    return batch[0].key, bucket(sum(entry.rows for entry in batch))

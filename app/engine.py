@@ -32,9 +32,6 @@ AT_ONCE_BYTES = 8_000_000
 # Checking copies arrays to the model's dtype; above this many bytes that is no longer done on the event loop.
 _INLINE_BYTES = 1_000_000
 
-# A batch that is expected to take less is run in the event loop, which nobody notices.
-_INLINE_S = 0.002
-
 # How often sizes must have come lately before a program is compiled for them.
 _PATIENCE = 3
 
@@ -52,7 +49,7 @@ class Engine:
         self._operators: dict[str, Operator] = scan(app.operators, "OPERATOR")
         self._metrics = Metrics()
         programs = Programs(settings.compiled_programs, patience=_PATIENCE, background=True)
-        batcher = Batcher(settings.batch_rows, settings.batch_wait_us / 1e6, _INLINE_S)
+        batcher = Batcher(settings.batch_rows, settings.batch_wait_us / 1e6)
         self._runs = Runs(programs, batcher, self._metrics)
         self._kinds = Kinds()
         self._pending = 0

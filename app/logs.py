@@ -17,7 +17,7 @@ class TextFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s [%(request_id)s %(trace_id)s] %(message)s")
 
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # of logging
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         """Write the time, to the millisecond, as logging does by itself."""
         return f"{_second(int(record.created))},{int(record.msecs):03d}"
 

@@ -116,7 +116,7 @@ class BodyLimit:
             await self.app(scope, receive, send)
             return
         declared = header(scope, b"content-length")
-        body = _Body(self, bool(declared.strip("0")) or bool(header(scope, b"transfer-encoding")), receive, send)
+        body = _Body(self, declared not in ("", "0") or header(scope, b"transfer-encoding") != "", receive, send)
         if declared.isdecimal() and int(declared) > self.max_bytes:
             error = body_too_large(f"{int(declared)} bytes", self.max_bytes)
             await problem(error, scope["state"]["request_id"])(scope, receive, body.send)

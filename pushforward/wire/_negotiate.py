@@ -5,7 +5,6 @@ import functools
 from pushforward.errors import NotAcceptable, UnsupportedMediaType
 from pushforward.wire import Codec, codecs
 
-
 # The same few headers come with every request; what is refused is not remembered.
 _KEPT = 256
 

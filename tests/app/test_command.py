@@ -14,6 +14,8 @@ def served(monkeypatch):
     monkeypatch.setattr(command.Server, "run", lambda self: seen.update(vars(self.config), server=self))
     monkeypatch.setattr(command.signal, "signal", lambda sig, handler: seen.update(handler=handler))
     monkeypatch.setattr(command.logging.config, "dictConfig", lambda config: seen.update(config=config))
+    for name in ("logThreads", "logProcesses", "logMultiprocessing", "logAsyncioTasks", "_srcfile"):
+        monkeypatch.setattr(logging, name, getattr(logging, name, True), raising=False)
     return seen
 
 

@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from fastapi.testclient import TestClient
 
 from app import keys
-from app.logs import JsonFormatter, configuration
+from app.logs import JsonFormatter, TextFormatter, configuration
 from app.main import create_app
 from app.settings import Settings
 
@@ -28,6 +28,8 @@ SECRET = "1234.56789"
 def written(capsys, monkeypatch):
     """Two functions: one configures the log as the command does, for a format; one reads its new lines."""
     monkeypatch.setattr(logging.getLogger("httpx2"), "propagate", False)  # The tests' client is no part of it.
+    # Configuring closes all handlers that there are, and TensorFlow's would close pytest's stderr.
+    monkeypatch.setattr(logging, "_handlerList", [])
     root = logging.getLogger()
     before = (root.level, root.handlers[:])
     root.handlers[:] = []
@@ -201,3 +203,8 @@ def test_json_of_any_text_and_value():
     assert told["value"] == str(object)
     assert told["time"].endswith("+00:00")
     assert "request_id" not in told
+
+
+def test_the_time_is_written_as_logging_does():
+    record = logging.LogRecord("x", logging.INFO, "", 0, "text", None, None)
+    assert TextFormatter().formatTime(record) == logging.Formatter().formatTime(record)
