@@ -1,11 +1,13 @@
 """The way past the router: what takes it, and what becomes of errors before and after an answer has begun."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from starlette.responses import PlainTextResponse, StreamingResponse
 
 from app.direct import Direct
+from app.middleware import Exchange
 from pushforward.errors import InvalidRequest
 
 
@@ -22,9 +24,11 @@ def ask(endpoint, path="/jvp", method="POST"):
     async def other(scope, receive, send):
         await PlainTextResponse("other")(scope, receive, send)
 
-    scope = {"type": "http", "method": method, "path": path, "headers": [], "state": {}}
+    # The layer around it says whether an answer has begun; of the app, that one only asks what is to be counted.
+    app = SimpleNamespace(state=SimpleNamespace(direct={}))
+    scope = {"type": "http", "method": method, "path": path, "headers": [], "state": {}, "app": app}
     try:
-        asyncio.run(Direct(other, {"/jvp": endpoint})(scope, receive, send))
+        asyncio.run(Exchange(Direct(other, {"/jvp": endpoint}))(scope, receive, send))
     except Exception as error:
         return sent, error
     return sent, None
