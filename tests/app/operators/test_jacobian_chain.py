@@ -92,7 +92,12 @@ def test_chains_against_reverse_mode(solve, model, kind, time, of, wrt, given):
 @pytest.mark.parametrize("kind", ["gru"])
 @pytest.mark.parametrize(
     ("of", "wrt"),
-    [("y", "x"), ("y[1::2]", "x[3:]"), ("y[2:, 1]", "state.rnn.h"), ("hidden.rnn.h[:9]", "x[5:, 0]")],
+    [
+        ("y", "x"),
+        pytest.param("y[1::2]", "x[3:]", marks=pytest.mark.slow),
+        pytest.param("y[2:, 1]", "state.rnn.h", marks=pytest.mark.slow),
+        pytest.param("hidden.rnn.h[:9]", "x[5:, 0]", marks=pytest.mark.slow),
+    ],
 )
 def test_runs_and_blocks_of_every_size_give_the_same_numbers(solve, model, of, wrt):
     inputs = {"x": np.random.default_rng(3).normal(size=(3, 13, 2))}

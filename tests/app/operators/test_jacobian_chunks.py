@@ -34,8 +34,8 @@ def x():
     ("of", "wrt", "row"),
     [
         ("y[1:]", "x[::2]", 4),
-        ("y[::-1, 0]", "hidden.gru.h", 2 * T),
-        ("hidden.gru.h", "param.gru.kernel[1]", 3 * H),
+        pytest.param("y[::-1, 0]", "hidden.gru.h", 2 * T, marks=pytest.mark.slow),
+        pytest.param("hidden.gru.h", "param.gru.kernel[1]", 3 * H, marks=pytest.mark.slow),
         ("state.gru.h", "x[::-1, 1]", T),
     ],
 )

@@ -59,6 +59,9 @@ MODELS = {
 }
 
 
+BY_DEFAULT = ("two", "bidirectional", "tokens", "dense")
+
+
 @pytest.fixture(scope="module")
 def made(in_float64):
     return cache(partial(point, in_float64))
@@ -109,13 +112,15 @@ def check_pull(made, name, wrt, directions=0, jit=False):
     assert any(np.any(a != 0) for a in found.values())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [n if n in BY_DEFAULT else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
 def test_reverse_by_inputs_states_and_parameters(made, name):
     model, _, _, sources = made(name)
     check_pull(made, name, [*sources, *(p.name for p in model.signature.parameters)])
 
 
-@pytest.mark.parametrize("name", [n for n in MODELS if n != "dense"])
+@pytest.mark.parametrize(
+    "name", [n if n in BY_DEFAULT else pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n != "dense"]
+)
 def test_reverse_by_the_matrices_of_steps(made, name):
     check_pull(made, name, made(name)[3] or [p.name for p in made(name)[0].signature.parameters], directions=100)
 
