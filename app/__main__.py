@@ -1,7 +1,6 @@
 """`python -m app`: the server in the foreground, one process per device."""
 
 import argparse
-import ipaddress
 import logging
 import os
 import signal
@@ -16,7 +15,7 @@ from fastapi import FastAPI
 from app.connection import impatient
 from app.logs import configure
 from app.main import create_app
-from app.settings import Settings, variable
+from app.settings import Settings, is_loopback, variable
 
 # Longer than clients keep idle connections, so that none of them sends into one that is just being closed.
 KEEP_ALIVE_S = 75
@@ -29,7 +28,7 @@ def log_access(host: str, keys_file: Path | None) -> None:
     """Say who can use the server: before it listens, since it should not surprise whoever starts it."""
     if keys_file is not None:
         _log.info("requests need an API key of %s", keys_file)
-    elif _loopback(host):
+    elif is_loopback(host):
         _log.info("no API keys (%s is not set), so listening on loopback only: %s", variable("api_keys_file"), host)
     else:
         _log.warning(
@@ -37,13 +36,6 @@ def log_access(host: str, keys_file: Path | None) -> None:
             host or "every interface",
             variable("api_keys_file"),
         )
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Server(uvicorn.Server):
@@ -83,7 +75,7 @@ def main() -> None:
     arguments = parser.parse_args()
     configure(settings.log_level, settings.log_format)
     log_access(arguments.host, settings.api_keys_file)
-    app = create_app(settings)
+    app = create_app(settings.model_copy(update={"host": arguments.host}))
     config = uvicorn.Config(
         app,
         host=arguments.host,

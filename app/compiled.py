@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +45,11 @@ class Recent(Generic[V]):
         self._entries.move_to_end(key)
         if len(self._entries) > self._limit:
             self._entries.popitem(last=False)
+
+    def drop(self, which: Callable[[Any], bool]) -> None:
+        """Drop the entries whose keys are such."""
+        for key in [key for key in self._entries if which(key)]:
+            del self._entries[key]
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -121,6 +126,11 @@ class Compiled(Generic[V]):
                     kept.used = self._calls
                     return key, kept.program
         return None
+
+    def drop(self, which: Callable[[Any], bool]) -> None:
+        """Drop the programs whose keys are such."""
+        with self._lock:
+            self._programs.drop(which)
 
     def wish(self, wishes: Mapping[Hashable, Callable[[], V | None]]) -> tuple[Hashable, V] | None:
         """Count that one of several programs would have been used, and have the first compiled that often would.

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -18,10 +18,14 @@ from app.kinds import Kinds
 from app.metrics import Metrics, labelled
 from app.operators._operator import Arrays, Check, Item, Job, Operator, Whole
 from app.programs import Programs, device
-from app.registry import Registry
+from app.registration import Hooks, Registration
+from app.registry import Registry, Version
 from app.runs import Runs, Usage
 from app.settings import Settings, variable
+from app.store import Store
 from app.warming import warm
+from app.watch import Watch
+from models.loader import Limits
 from models.model import Model
 from pushforward._registry import scan
 from pushforward.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded, TooLarge
@@ -57,6 +61,7 @@ class Engine:
         self._idle = asyncio.Event()
         self._draining = False
         self._device = ""
+        self._registration: Registration | None = None
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "Engine":
@@ -74,12 +79,28 @@ class Engine:
         return self._operators
 
     async def start(self) -> None:
-        """Load the models and, if the settings say so, build the programs that most requests will need."""
+        """Load the models and, if the settings say so, build the programs that most requests will need.
+
+        Raises:
+            UnknownModel: if the settings name a built-in model that there is not.
+            BlockingIOError: if another process uses the directory of models.
+        """
         await self._runs.on_thread(self._load)
+        settings = self._settings
+        watch = None if settings.watch_dir is None else Watch(settings.watch_dir, settings.watch_s)
+        hooks = Hooks(come=self._warm, gone=self._forget)
+        store = await asyncio.to_thread(Store, settings.model_dir)
+        self._registration = Registration(self._registry, store, watch, _limits(settings), hooks)
+        self._metrics.watch(
+            "archives_skipped", "Archives on disk that could not be served.", lambda: self._registration.skipped
+        )
+        await self._registration.start()
 
     async def close(self) -> None:
         """Refuse new calls and finish those that were accepted."""
         self._draining = True
+        if self._registration is not None:
+            await self._registration.close()
         if self._pending:
             await self._idle.wait()
         await self._runs.close()
@@ -102,13 +123,14 @@ class Engine:
         waiting = self._pending + self._runs.orphans
         if waiting >= self._settings.queue_size:
             raise Overloaded(f"{waiting} calls are waiting, as many as may; try again later", retry_after_s=1)
-        model, operator = self._registry.find(call.model), self._operators[call.operator]
+        version, operator = self._registry.find(call.model), self._operators[call.operator]
         usage = Usage()
         limit = min(call.timeout_s or self._settings.timeout_s, self._settings.timeout_s)
         self._pending += 1
         try:
             try:
                 async with asyncio.timeout(limit):
+                    model = version.loaded or await self._loading(version)
                     job = self._kinds.prepare(operator, model, call) or await self._check(operator, model, call)
                     if job.plan_only:
                         return self._answer(model, job, {})
@@ -127,9 +149,16 @@ class Engine:
         """Sum up each registered model."""
         return self._registry.listing()
 
-    def describe(self, name: str) -> dict[str, Any]:
-        """Describe one model, named with or without its version: its signature and its strategies."""
+    async def describe(self, name: str) -> dict[str, Any]:
+        """Describe one model, named with or without its version: its signature, its strategies and its versions."""
+        await self._loading(self._registry.find(name))
         return self._registry.describe(name)
+
+    @property
+    def registration(self) -> Registration:
+        """What registers and removes models, once the engine is started."""
+        assert self._registration is not None  # noqa: S101  # requests come after the start
+        return self._registration
 
     def metrics_page(self) -> bytes:
         """Write the engine's measures in the text format of Prometheus."""
@@ -139,14 +168,19 @@ class Engine:
         """Count a request that was answered or refused."""
         # Of names that nobody registered there is no end.
         name, _, _ = model.partition("@")
-        known = name if name in self.models else "unknown"
+        known = name if name in self._registry else "unknown"
         labelled(self._metrics.requests, operator, known, status).inc()
         labelled(self._metrics.request_seconds, operator, known).observe(seconds)
 
     async def _check(self, operator: Operator, model: Model, call: Call) -> Job:
         job = await self._prepare(operator, model, call)
-        self._kinds.learn(operator, model, call, job)
+        if self._registry.holds(model):
+            self._kinds.learn(operator, model, call, job)
         return job
+
+    async def _loading(self, version: Version) -> Model:
+        # A thread of its own, so that the models that are loaded are computed meanwhile.
+        return version.loaded or await asyncio.to_thread(version.model)
 
     async def _prepare(self, operator: Operator, model: Model, call: Call) -> Job:
         size = sum(array.nbytes for group in call.arrays.values() for array in group.values())
@@ -253,10 +287,23 @@ class Engine:
 
     def _load(self) -> None:
         self._device = device()
-        self._registry.load(self._settings.models, self._settings.models_dir)
+        self._registry.add_built_in(self._settings.models)
+        for model in self._registry.models.values():
+            self._warm_now(model, self._operators.values())
+
+    def _warm_now(self, model: Model, operators: Iterable[Operator]) -> None:
         if self._settings.warm:
-            for model in self._registry.models.values():
-                warm(self._runs.programs, model, self._operators.values(), self._settings.warm_shapes)
+            warm(self._runs.programs, model, operators, self._settings.warm_shapes)
+
+    async def _warm(self, model: Model) -> None:
+        for operator in self._operators.values():  # one a turn, so that calls of other models have theirs between
+            await self._runs.on_thread(partial(self._warm_now, model, [operator]))
+
+    async def _forget(self, model: Model) -> None:
+        self._kinds.forget(model)
+        await self._runs.on_thread(partial(self._runs.programs.forget, model))
+        if model.name not in self._registry:
+            self._metrics.forget(model.name)
 
     def _done(self) -> None:
         self._pending -= 1
@@ -266,3 +313,12 @@ class Engine:
 
 def _checking(check: Check, arrays: Mapping[str, np.ndarray]) -> Generator[Item, Arrays, None]:
     yield (yield from check(arrays))
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        parameters=settings.max_parameters,
+        seconds=settings.register_s,
+        memory_bytes=int(settings.register_mb * 1e6),
+        allowed=settings.allow_classes,
+    )

@@ -59,6 +59,10 @@ class Kinds:
         _ = job.work.alike  # found out before the arrays are gone
         self._known.put(key, _Kind(job.with_feeds({}), places))
 
+    def forget(self, model: Model) -> None:
+        """Forget what was found for a model."""
+        self._known.drop(lambda key: key[1] is model)
+
 
 def _key(operator: Operator, model: Model, call: Call) -> Hashable | None:
     options = repr(call.options) if call.options else ""

@@ -36,6 +36,20 @@ class Metrics:
         """Show a number that somebody else keeps: `read` is called for each page."""
         Gauge(f"pushforward_{name}", documentation, registry=self.registry).set_function(read)
 
+    def forget(self, model: str) -> None:
+        """Show no more of a model that is gone."""
+        for measure in (
+            self.requests,
+            self.chunks,
+            self.abandoned,
+            self.request_seconds,
+            self.queue_seconds,
+            self.compute_seconds,
+            self.batch_rows,
+        ):
+            measure.remove_by_labels({"model": model})
+        labelled.cache_clear()
+
     def page(self) -> bytes:
         """Write all of them in the text format."""
         return generate_latest(self.registry)

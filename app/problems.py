@@ -25,6 +25,8 @@ STATUS: dict[type[errors.PushforwardError], HTTPStatus] = {
     errors.Forbidden: HTTPStatus.FORBIDDEN,
     errors.NotFound: HTTPStatus.NOT_FOUND,
     errors.UnknownModel: HTTPStatus.NOT_FOUND,
+    errors.AlreadyRegistered: HTTPStatus.PRECONDITION_FAILED,
+    errors.ReservedName: HTTPStatus.CONFLICT,
     errors.NotAcceptable: HTTPStatus.NOT_ACCEPTABLE,
     errors.TooSlow: HTTPStatus.REQUEST_TIMEOUT,
     errors.TooLarge: HTTPStatus(413),  # Its name changed between Python 3.12 and 3.13.

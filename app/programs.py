@@ -104,6 +104,11 @@ class Programs:
                 shapes = group.shapes(rows, time)
                 self.compiled.make(_key(model, operator, work, shapes), partial(_compile, model, work, shapes))
 
+    def forget(self, model: Model) -> None:
+        """Drop the programs of a model."""
+        for programs in (self._graphs, self.compiled):
+            programs.drop(lambda key: key[:2] == (model.name, model.version))
+
     def _run(self, model: Model, operator: str, work: Work, group: Group) -> tuple[dict[str, np.ndarray], int, bool]:
         """Run a group by a compiled program, if there is one for its sizes or somewhat larger ones, else by the graph.
 

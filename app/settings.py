@@ -1,5 +1,6 @@
 """Everything an operator of the server can set, with its description: the table in the README is made from it."""
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -65,8 +66,35 @@ class Settings(BaseSettings):
     models: Annotated[tuple[str, ...] | None, NoDecode] = Field(
         default=None, description="Built-in models to serve, separated by commas; all of them if not set."
     )
-    models_dir: Path | None = Field(
-        default=None, description="Directory of `.keras` archives to serve beside the built-in models."
+    model_dir: Path | None = Field(
+        default=None,
+        description="Directory in which registered models are kept, for one server alone; without one, they are gone "
+        "when the server stops.",
+    )
+    watch_dir: Path | None = Field(
+        default=None,
+        description="Directory of `.keras` archives, each of which is registered under its file's name, and again when "
+        "it changes.",
+    )
+    watch_s: float = Field(default=2.0, gt=0, description="Seconds between two looks into that directory.")
+    uploads: bool | None = Field(
+        default=None,
+        description="Whether models may be registered and removed over HTTP. If not set: with API keys, or if the "
+        "server listens on loopback only.",
+    )
+    allow_classes: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Classes of layers, cells and the like that archives may hold besides those of Keras that are "
+        "known to be safe, such as `package.module.Class`, separated by commas. They are imported and run.",
+    )
+    max_parameters: int = Field(
+        default=50_000_000, ge=1, description="Most weights, single numbers, that a registered model may have."
+    )
+    register_s: float = Field(
+        default=120.0, gt=0, description="Seconds that loading and proving an archive may take; then it is refused."
+    )
+    register_mb: float = Field(
+        default=4000.0, gt=0, description="MB of memory that loading and proving an archive may take."
     )
     warm: bool = Field(
         default=True, description="Build the programs of every model before the server accepts requests."
@@ -118,6 +146,23 @@ class Settings(BaseSettings):
             raise ValueError("expected rows x steps such as 8x64, separated by commas")
         return tuple(tuple(map(int, part.split("x"))) for part in parts)
 
+    @field_validator("allow_classes", mode="before")
+    @classmethod
+    def _classes(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        parts = [part.strip() for part in value.split(",") if part.strip()]
+        if not all(re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", part) for part in parts):
+            raise ValueError("expected names such as package.module.Class, separated by commas")
+        return tuple(parts)
+
+    @property
+    def takes_uploads(self) -> bool:
+        """Whether models may be registered over HTTP."""
+        if self.uploads is not None:
+            return self.uploads
+        return self.api_keys_file is not None or is_loopback(self.host)
+
     @property
     def max_body_bytes(self) -> int:
         """`max_body_mb` in bytes."""
@@ -137,6 +182,14 @@ class Settings(BaseSettings):
     def max_stream_bytes(self) -> int:
         """`max_stream_mb` in bytes."""
         return int(self.max_stream_mb * 1e6)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address is reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def variable(field: str) -> str:

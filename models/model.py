@@ -38,6 +38,7 @@ class Model:
         self, name: str, network: keras.Model, *, version: int = 1, inputs: Sequence[tf.TensorSpec] | None = None
     ) -> None:
         self.name, self.version = name, version
+        self.notes: tuple[str, ...] = ()
         self._network = make_forward_safe(network)
         for layer in _tf.sublayers(network):
             if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN | keras.layers.Bidirectional):

@@ -8,6 +8,8 @@ PushforwardError
 ├── TooSlow
 ├── UnknownModel
 ├── NotFound
+├── AlreadyRegistered
+├── ReservedName
 ├── Unauthorized
 ├── Forbidden
 ├── InvalidRequest
@@ -153,6 +155,24 @@ class NotFound(PushforwardError):
     slug = "not-found"
 
 
+class AlreadyRegistered(PushforwardError):
+    """A model of that name is registered, and the request said not to add to it.
+
+    Choose another name, or leave out `If-None-Match: *` to register a further version.
+    """
+
+    slug = "already-registered"
+
+
+class ReservedName(PushforwardError):
+    """The name belongs to a built-in model, which can't be replaced or removed.
+
+    Choose another name. Whoever runs the server can leave built-in models out with `PUSHFORWARD_MODELS`.
+    """
+
+    slug = "reserved-name"
+
+
 class Unauthorized(PushforwardError):
     """The request carries no key, or one the server does not know.
 
@@ -232,9 +252,10 @@ class InvalidSlice(InvalidRequest):
 
 
 class UnsafeModel(PushforwardError):
-    """The model contains a layer that can't be differentiated forwards and has no safe replacement.
+    """The model can't be served.
 
-    `detail` names the layer and says what to put in its place.
+    It holds something that could run code or read files, is larger than the server's limits, or contains a layer that
+    can't be differentiated forwards and has no safe replacement. `detail` names the layer and says what to change.
     """
 
     slug = "unsafe-model"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.faces._face import EngineDep
 from app.metrics import MEDIA_TYPE
@@ -32,6 +32,15 @@ class ArraySpec(BaseModel):
     differentiable: bool
 
 
+class ModelVersion(BaseModel):
+    """A version of a model, and where it comes from, unless it is built in."""
+
+    version: int
+    registered: str | None = Field(None, description="When, in UTC, as in ISO 8601.")
+    sha256: str | None = Field(None, description="Of the archive.")
+    bytes: int | None = Field(None, description="Size of the archive.")
+
+
 class ModelDescription(ModelSummary):
     """A model's signature: everything that can go in, come out or be differentiated."""
 
@@ -43,6 +52,8 @@ class ModelDescription(ModelSummary):
     hidden: list[ArraySpec]
     causal: bool
     strategies: list[str]
+    notes: list[str] = Field(description="What is different here from the model that was saved.")
+    versions: list[ModelVersion]
 
 
 class Status(BaseModel):
@@ -70,7 +81,7 @@ def router() -> APIRouter:
         response_model=ModelDescription,
     )
     async def describe_model(name: str, engine: EngineDep) -> dict[str, Any]:
-        return engine.describe(name)
+        return await engine.describe(name)
 
     @routes.get("/health/live", tags=["health"], operation_id="live", summary="Is the process alive?")
     async def live() -> Status:

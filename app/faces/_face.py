@@ -1,7 +1,9 @@
 """What a face is, and all it may know of the engine below it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 from fastapi import Depends, FastAPI, Request
@@ -53,6 +55,22 @@ class Operator(Protocol):
         ...
 
 
+class Registration(Protocol):
+    """What registers and removes models, as the faces see it."""
+
+    def workspace(self) -> AbstractContextManager[Path]:
+        """Make a directory for an archive that comes in; it is gone afterwards."""
+        ...
+
+    async def put(self, name: str, archive: Path, *, dtype: str | None, replace: bool) -> dict[str, Any]:
+        """Register an archive as the next version of a model; return its description."""
+        ...
+
+    async def delete(self, name: str, number: int | None) -> None:
+        """Remove one version of a model, or all of them."""
+        ...
+
+
 class Engine(Protocol):
     """The engine as the faces see it."""
 
@@ -77,8 +95,13 @@ class Engine(Protocol):
         """Sum up each registered model."""
         ...
 
-    def describe(self, name: str) -> dict[str, Any]:
-        """Describe one model: its signature and its strategies."""
+    async def describe(self, name: str) -> dict[str, Any]:
+        """Describe one model: its signature, its strategies and its versions."""
+        ...
+
+    @property
+    def registration(self) -> "Registration":
+        """What registers and removes models."""
         ...
 
     def metrics_page(self) -> bytes:

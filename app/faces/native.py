@@ -6,7 +6,7 @@ from functools import partial
 
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from app.faces import _catalogue
+from app.faces import _catalogue, _registration
 from app.faces._face import Engine, Face, Operator
 from app.faces._openapi import document, operation
 from app.faces._stream import Stream, check_streamed, gather
@@ -113,6 +113,7 @@ def mount(app: FastAPI, settings: Settings, operators: Mapping[str, Operator]) -
         )
     app.include_router(routes)
     app.include_router(_catalogue.router())
+    app.include_router(_registration.router(settings))
     app.openapi = partial(document, app.openapi, app, operators)
 
 

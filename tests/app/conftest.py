@@ -61,7 +61,7 @@ class FakeEngine:
     def listing(self) -> list[dict[str, Any]]:
         return [{"name": model.name, "version": model.version} for model in self.models.values()]
 
-    def describe(self, name: str) -> dict[str, Any]:
+    async def describe(self, name: str) -> dict[str, Any]:
         if name not in ("echo", "echo@1"):
             raise UnknownModel(f"no model {name!r}; there is echo", path="model")
         x = {"name": "x", "shape": [None, None, 1], "dtype": "float64", "axes": ["batch", "time", "feature"]}
@@ -76,6 +76,8 @@ class FakeEngine:
             "hidden": [],
             "causal": True,
             "strategies": ["scan"],
+            "notes": [],
+            "versions": [{"version": 1}],
         }
 
     def metrics_page(self) -> bytes:
