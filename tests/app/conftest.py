@@ -218,7 +218,7 @@ def archives(tmp_path_factory):
 def archive_server(archives) -> Iterator[TestClient]:
     """The real server with `stacked-rnn` and the archives."""
     with TestClient(
-        create_app(Settings(models=("stacked-rnn",), models_dir=archives, warm=False, compiled_programs=0))
+        create_app(Settings(models=("stacked-rnn",), watch_dir=archives, warm=False, compiled_programs=0))
     ) as client:
         yield client
 

@@ -25,7 +25,7 @@ def client(tmp_path_factory):
     keras.Model([enc, dec], y).save(directory / "seq2seq.keras")
     x = keras.Input((None, 2))
     keras.Model(x, keras.ops.argmax(layers.GRU(4, name="gru")(x), axis=-1)).save(directory / "argmax.keras")
-    settings = Settings(models=(), models_dir=directory, warm=False)
+    settings = Settings(models=(), watch_dir=directory, warm=False)
     with TestClient(create_app(settings)) as client:
         yield client
 

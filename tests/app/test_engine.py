@@ -272,12 +272,12 @@ def test_overload_and_deadline_over_http(make_engine, gate, operator):
 
 
 def test_models_by_name_and_version(engine):
-    assert engine.describe("seed-gru") == engine.describe("seed-gru@1")
+    assert run(engine.describe("seed-gru")) == run(engine.describe("seed-gru@1"))
     assert {model["name"] for model in engine.listing()} == set(engine.models)
     with pytest.raises(UnknownModel, match=r"^model: 'seed-gru' has no version '2'; it has: 1"):
-        engine.describe("seed-gru@2")
+        run(engine.describe("seed-gru@2"))
     with pytest.raises(UnknownModel, match=r"^model: 'none-such' is not registered; there are: .*seed-gru"):
-        engine.describe("none-such")
+        run(engine.describe("none-such"))
 
 
 def start(**settings):
@@ -285,7 +285,7 @@ def start(**settings):
         engine = app.engine.Engine.from_settings(Settings(**settings))
         try:
             await engine.start()
-            return engine.describe("tokens")
+            return await engine.describe("tokens")
         finally:
             await engine.close()
 
@@ -293,7 +293,7 @@ def start(**settings):
 
 
 def test_warm_start_with_an_archive_whose_inputs_are_integers(archives):
-    description = start(models=(), models_dir=archives, warm=True)
+    description = start(models=(), watch_dir=archives, warm=True)
     assert [(x["dtype"], x["differentiable"]) for x in description["inputs"]] == [("int32", False)]
     assert description["summary"]
 
@@ -301,65 +301,3 @@ def test_warm_start_with_an_archive_whose_inputs_are_integers(archives):
 def test_a_model_that_is_not_built_in(tmp_path):
     with pytest.raises(UnknownModel, match=r"PUSHFORWARD_MODELS names 'gpt'; built in are: .*seed-gru"):
         start(models=("gpt",))
-
-
-def test_a_directory_that_is_none(tmp_path):
-    with pytest.raises(NotADirectoryError, match=r"PUSHFORWARD_MODELS_DIR is .*nowhere"):
-        start(models=(), models_dir=tmp_path / "nowhere")
-
-
-def test_an_empty_directory(tmp_path):
-    with pytest.raises(UnknownModel):
-        start(models=(), models_dir=tmp_path)
-
-
-def test_two_models_of_one_name(archives, tmp_path):
-    (tmp_path / "stacked-rnn.keras").write_bytes((archives / "tokens.keras").read_bytes())
-    with pytest.raises(ValueError, match="two models are named 'stacked-rnn'"):
-        start(models=("stacked-rnn",), models_dir=tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["text", "truncated", "another zip"])
-def test_a_broken_archive_stops_the_start_and_is_named(archives, tmp_path, kind):
-    import zipfile
-
-    path = tmp_path / "broken.keras"
-    if kind == "another zip":
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("readme.txt", "not a model")
-    else:
-        path.write_bytes(b"no zip" if kind == "text" else (archives / "tokens.keras").read_bytes()[:-500])
-    with pytest.raises(UnsafeModel, match=r"broken\.keras can't be loaded"):
-        start(models=(), models_dir=tmp_path)
-
-
-def test_an_archive_with_code_in_it_stops_the_start_and_the_code_does_not_run(tmp_path):
-    import keras
-
-    layers = [keras.Input((None, 2)), keras.layers.Lambda(lambda x: 1 / 0 if x is None else 2 * x), keras.layers.GRU(3)]
-    keras.Sequential(layers).save(tmp_path / "code.keras")
-    with pytest.raises(
-        UnsafeModel, match=r"code\.keras can't be loaded: .*Lambda|code\.keras can't be loaded: .*lambda"
-    ):
-        start(models=(), models_dir=tmp_path)
-
-
-def test_an_archive_with_an_unknown_class_stops_the_start_and_is_named(tmp_path):
-    import keras
-
-    class Mine(keras.layers.Layer):
-        def call(self, x):
-            return x
-
-    keras.Sequential([keras.Input((None, 2)), Mine(), keras.layers.GRU(3)]).save(tmp_path / "mine.keras")
-    with pytest.raises(UnsafeModel, match=r"mine\.keras can't be loaded: .*Mine"):
-        start(models=(), models_dir=tmp_path)
-
-
-def test_a_model_whose_numbers_no_format_can_carry(tmp_path):
-    import keras
-
-    layers = [keras.Input((None, 2)), keras.layers.GRU(3, dtype="mixed_bfloat16")]
-    keras.Sequential(layers).save(tmp_path / "brain.keras")
-    with pytest.raises(UnsafeModel, match=r"'brain': .* holds bfloat16.*float32"):
-        start(models=(), models_dir=tmp_path)
