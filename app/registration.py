@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from app.registry import Registry, Version, check
+from app.registry import Registry, Version
 from app.settings import variable
 from app.store import Damaged, Record, Store, Stored, check_name, digest
 from app.watch import Watch
@@ -152,9 +152,7 @@ class Registration:
     async def _put(self, name: str, archive: Path, dtype: str | None) -> dict[str, Any]:
         report = await asyncio.to_thread(prove, name, archive, dtype=dtype, limits=self._limits)
         number = self._store.next(name)
-        model = check(
-            await asyncio.to_thread(load, name, archive, version=number, dtype=dtype, limits=self._limits)
-        )
+        model = await asyncio.to_thread(load, name, archive, version=number, dtype=dtype, limits=self._limits)
         await self._hooks.come(model)
         stored = await asyncio.to_thread(self._keep, model, archive, dtype)
         self._registry.add(Version.of(model, _SUMMARY, _shown(stored)))

@@ -64,7 +64,7 @@ class Settings(BaseSettings):
         "refused: 413.",
     )
     models: Annotated[tuple[str, ...] | None, NoDecode] = Field(
-        default=None, description="Built-in models to serve, separated by commas; all of them if not set."
+        default=None, description="Built-in models to serve, separated by commas; `none` for none of them, all of them if not set."
     )
     model_dir: Path | None = Field(
         default=None,
@@ -133,6 +133,8 @@ class Settings(BaseSettings):
     @classmethod
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
+            if value.strip() == "none":
+                return ()
             return tuple(name for name in (part.strip() for part in value.split(",")) if name) or None
         return value
 
