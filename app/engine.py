@@ -90,11 +90,12 @@ class Engine:
         watch = None if settings.watch_dir is None else Watch(settings.watch_dir, settings.watch_s)
         hooks = Hooks(come=self._warm, gone=self._forget)
         store = await asyncio.to_thread(Store, settings.model_dir)
-        self._registration = Registration(self._registry, store, watch, _limits(settings), hooks)
+        registration = Registration(self._registry, store, watch, _limits(settings), hooks)
+        self._registration = registration
         self._metrics.watch(
-            "archives_skipped", "Archives on disk that could not be served.", lambda: self._registration.skipped
+            "archives_skipped", "Archives on disk that could not be served.", lambda: registration.skipped
         )
-        await self._registration.start()
+        await registration.start()
 
     async def close(self) -> None:
         """Refuse new calls and finish those that were accepted."""

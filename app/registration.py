@@ -215,9 +215,7 @@ class Registration:
                 raise UnsafeModel(
                     f"{record.name}@{record.version} is damaged on the server's disk; register it again"
                 ) from error
-            model = load(
-                record.name, stored.archive, version=record.version, dtype=record.dtype, limits=self._limits
-            )
+            model = load(record.name, stored.archive, version=record.version, dtype=record.dtype, limits=self._limits)
             if model.signature.describe() != record.signature:
                 _log.warning("%s@%d has another signature than when it was registered", record.name, record.version)
             return model

@@ -64,7 +64,8 @@ class Settings(BaseSettings):
         "refused: 413.",
     )
     models: Annotated[tuple[str, ...] | None, NoDecode] = Field(
-        default=None, description="Built-in models to serve, separated by commas; `none` for none of them, all of them if not set."
+        default=None,
+        description="Built-in models to serve, separated by commas; `none` for none of them, all of them if not set.",
     )
     model_dir: Path | None = Field(
         default=None,

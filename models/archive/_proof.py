@@ -1,12 +1,14 @@
-"""The proof of a model before it goes live: it is compiled for a small shape, and its JVP and VJP are each other's adjoint."""
+"""The proof before a model goes live: it is compiled for a small shape, and its JVP and VJP are adjoint."""
 
 import logging
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 
-from models.gradcheck import TOLERANCES, adjoint_error
+from models.gradcheck import TOLERANCES, Arrays, Rule, adjoint_error
 from models.model import Model
 from models.signature import Array
 from pushforward.errors import UnsafeModel
@@ -45,7 +47,7 @@ def prove(model: Model) -> Report:
     inputs = {a.name: _draw(a, rng) for a in signature.inputs}
     moving = [a.name for a in (*signature.inputs, *signature.parameters) if a.differentiable]
     outputs = [a.name for a in signature.outputs if a.differentiable]
-    parameters = sum(int(np.prod(a.shape)) for a in signature.parameters)
+    parameters = sum(math.prod(n or 0 for n in a.shape) for a in signature.parameters)
     if not moving or not outputs:
         return Report(0.0, parameters, compiled=False)
     point = {n: inputs[n] if n in inputs else model.default(n, inputs).numpy() for n in (*inputs, *moving)}
@@ -67,7 +69,9 @@ def prove(model: Model) -> Report:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _adjoint_error(model: Model, point: dict[str, np.ndarray], moving: list[str], outputs: list[str], jit: bool) -> float:
+def _adjoint_error(
+    model: Model, point: dict[str, np.ndarray], moving: list[str], outputs: list[str], jit: bool
+) -> float:
     @tf.function(autograph=False, jit_compile=jit)
     def push(arrays: Tensors, tangents: Tensors) -> Tensors:
         primals = [tf.identity(arrays[n]) for n in moving]
@@ -85,13 +89,14 @@ def _adjoint_error(model: Model, point: dict[str, np.ndarray], moving: list[str]
         found = tape.gradient(found, primals, cotangents, tf.UnconnectedGradients.ZERO)
         return dict(zip(moving, (tf.convert_to_tensor(t) for t in found), strict=True))
 
-    def numpy(rule):  # type: ignore[no-untyped-def]
-        return lambda a, b: {n: t.numpy() for n, t in rule(_tensors(a), _tensors(b)).items()}
-
-    return adjoint_error(numpy(push), numpy(pull), point, wrt=moving)
+    return adjoint_error(_plain(push), _plain(pull), point, wrt=moving)
 
 
-def _tensors(arrays: dict[str, np.ndarray]) -> Tensors:
+def _plain(rule: Callable[[Tensors, Tensors], Tensors]) -> Rule:
+    return lambda arrays, along: {n: t.numpy() for n, t in rule(_tensors(arrays), _tensors(along)).items()}
+
+
+def _tensors(arrays: Arrays) -> Tensors:
     return {n: tf.constant(a) for n, a in arrays.items()}
 
 

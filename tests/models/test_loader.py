@@ -24,7 +24,14 @@ def numbered(tensors):
 
 
 # The others take their time: `make test-slow`.
-SOME = {"gru_reset_before", "bidirectional_of_two_kinds", "batch_normalization", "stateful", "residual", "explicit_mask"}
+SOME = {
+    "gru_reset_before",
+    "bidirectional_of_two_kinds",
+    "batch_normalization",
+    "stateful",
+    "residual",
+    "explicit_mask",
+}
 
 
 @pytest.mark.parametrize(
@@ -80,7 +87,9 @@ def test_as_it_was_saved(name, tmp_path):
 
 
 def test_notes_say_what_differs(tmp_path):
-    notes = {name: load("m", saved(build(name)[0], tmp_path)).notes for name in ("stateful", "mixed_precision", "residual")}
+    notes = {
+        name: load("m", saved(build(name)[0], tmp_path)).notes for name in ("stateful", "mixed_precision", "residual")
+    }
     assert notes["residual"] == ()
     assert notes["mixed_precision"] == ("mixed_float16: runs in float32",)
     (note,) = notes["stateful"]
@@ -94,6 +103,15 @@ def test_a_compiled_model_with_an_optimizer(tmp_path):
     model = load("m", saved(network, tmp_path), dtype="float64")
     found = model.run({"x": tf.constant(arrays[0])}, ["y"])["y"]
     assert compare({"y": found.numpy()}, {"y": Stock(network, arrays).outputs()[0]}) < EXACT
+
+
+def test_bfloat16_must_be_converted(tmp_path):
+    network = keras.Sequential([keras.Input((None, 2)), keras.layers.Dense(3, dtype="bfloat16")])
+    path, x = saved(network, tmp_path), np.ones((1, 2, 2), np.float32)
+    with pytest.raises(UnsafeModel, match=r"bfloat16.*\?dtype=float32"):
+        load("m", path)
+    found = load("m", path, dtype="float32").run({"x": tf.constant(x)}, ["y"])["y"]
+    np.testing.assert_allclose(found, x @ np.asarray(network.get_weights()[0], np.float32), rtol=1e-6)
 
 
 def test_the_proof(tmp_path):
