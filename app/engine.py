@@ -106,6 +106,21 @@ class Engine:
             await self._idle.wait()
         await self._runs.close()
 
+    def admit(self) -> None:
+        """Refuse a call that would find no place, before its body is read; one that is not refused has none yet.
+
+        Raises:
+            Overloaded: if as many calls wait as may.
+            Draining: while shutting down.
+        """
+        if self._draining:
+            raise Draining(
+                "the server is shutting down; send the request to another one, or again later", retry_after_s=5
+            )
+        waiting = self._pending + self._runs.orphans
+        if waiting >= self._settings.queue_size:
+            raise Overloaded(f"{waiting} calls are waiting, as many as may; try again later", retry_after_s=1)
+
     async def __call__(self, call: Call) -> Answer:
         """Answer one call.
 
@@ -117,13 +132,7 @@ class Engine:
             Overloaded: if too many calls wait; Draining while shutting down.
             DeadlineExceeded: if it takes longer than it may.
         """
-        if self._draining:
-            raise Draining(
-                "the server is shutting down; send the request to another one, or again later", retry_after_s=5
-            )
-        waiting = self._pending + self._runs.orphans
-        if waiting >= self._settings.queue_size:
-            raise Overloaded(f"{waiting} calls are waiting, as many as may; try again later", retry_after_s=1)
+        self.admit()
         version, operator = self._registry.find(call.model), self._operators[call.operator]
         usage = Usage()
         limit = min(call.timeout_s or self._settings.timeout_s, self._settings.timeout_s)
