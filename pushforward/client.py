@@ -75,7 +75,7 @@ class Client:
             inputs: Input-side arrays by name; states left out start at their defaults.
             outputs: Output-side names (`y`, `state.*`, `hidden.*`) to compute; the model's own outputs if None.
             timeout_s: Give up after this many seconds.
-            **options: Further request fields, as the HTTP contract names them.
+            **options: Further request fields, such as, if rows are padded, `lengths=[5, 3, 8]`.
         """
         answer = self.call("evaluate", model, {"inputs": inputs}, outputs=outputs, timeout_s=timeout_s, **options)
         return Evaluation(answer.named("outputs"), answer.info, answer.model, answer.version)
@@ -101,7 +101,7 @@ class Client:
             outputs: Output-side names to compute; the model's own outputs if None.
             strategy: `auto`, `scan`, `unrolled` or `reverse`; all give the same numbers.
             timeout_s: Give up after this many seconds.
-            **options: Further request fields, such as `check=True`.
+            **options: Further request fields, such as `check=True` or, if rows are padded, `lengths=[5, 3, 8]`.
         """
         arrays = {"inputs": inputs, "tangents": tangents}
         answer = self.call("jvp", model, arrays, outputs=outputs, strategy=strategy, timeout_s=timeout_s, **options)
@@ -129,7 +129,7 @@ class Client:
                 choice if None.
             strategy: `auto`, `scan` or `unrolled`; all give the same numbers.
             timeout_s: Give up after this many seconds.
-            **options: Further request fields, such as `check=True`.
+            **options: Further request fields, such as `check=True` or, if rows are padded, `lengths=[5, 3, 8]`.
         """
         arrays = {"inputs": inputs, "cotangents": cotangents}
         answer = self.call("vjp", model, arrays, wrt=wrt, strategy=strategy, timeout_s=timeout_s, **options)
@@ -163,7 +163,7 @@ class Client:
                 error in the transfer, its contents are undefined.
             progress: Show a bar; needs `pip install "pushforward[progress]"`.
             timeout_s: Let the server give up after this many seconds.
-            **options: Further request fields, such as `check=True`, which adds `info["check"]`.
+            **options: Further request fields: `check=True`, which adds `info["check"]`, or `lengths=[5, 3, 8]`.
 
         Raises:
             ConnectionFailed: if the answer does not come whole.
@@ -211,7 +211,7 @@ class Client:
             inputs: Input-side arrays by name; states left out start at their defaults.
             parts: Which of `A`, `B`, `C` and `D` to compute; the server's choice if None.
             timeout_s: Give up after this many seconds.
-            **options: Further request fields, such as `check=True`, which adds `info["check"]`.
+            **options: Further request fields: `check=True`, which adds `info["check"]`, or `lengths=[5, 3, 8]`.
         """
         asked = None if parts is None else list(parts)
         answer = self.call("transitions", model, {"inputs": inputs}, parts=asked, timeout_s=timeout_s, **options)

@@ -76,6 +76,7 @@ class FakeEngine:
             "outputs": [x | {"name": "y", "differentiable": True}],
             "hidden": [],
             "causal": True,
+            "ragged": True,
             "strategies": ["scan"],
             "notes": [],
             "versions": [{"version": 1}],
