@@ -85,6 +85,7 @@ class Signature:
             "wired": sorted(self.wired),
             "causal": self.causal,
             "stepwise": self.obstacle is None,
+            "obstacle": self.obstacle,
             "rowwise": self.mixing is None,
             "dtype": self.dtype,
             "strategies": ["auto", *STRATEGIES],
