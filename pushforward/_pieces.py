@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pushforward._layout import Layout
+from pushforward._progress import Progress, bars
 from pushforward._results import Answer, Arrays
 from pushforward.errors import PushforwardError
 
@@ -54,20 +55,32 @@ class Piece:
 class Pieces(Iterator[Piece]):
     """The pieces of a long sequence, each computed when it is asked for; or `collect` for all of it at once."""
 
-    def __init__(self, layout: Layout, pieces: Iterator[Piece]) -> None:
-        self._layout, self._pieces = layout, pieces
+    def __init__(self, layout: Layout, pieces: Iterator[Piece], count: int | None) -> None:
+        self._layout, self._pieces, self._count = layout, pieces, count
 
     def __next__(self) -> Piece:
         """Compute the next piece."""
         return next(self._pieces)
 
-    def collect(self) -> Piece:
+    def collect(self, *, progress: Progress = False) -> Piece:
         """Compute all that is left and join it along time; what has no time axis is the last piece's.
+
+        Args:
+            progress: Show a bar of pieces; True needs `pip install "pushforward[progress]"`. Or what makes bars as
+                `tqdm.tqdm` does.
 
         Returns:
             One piece, numbered like the first and with its `info`.
+
+        Raises:
+            ValueError: if none is left.
         """
-        pieces = list(self)
+        pieces: list[Piece] = []
+        with bars(progress)(total=self._count, desc="pieces", unit="piece") as bar:
+            for piece in self:
+                pieces.append(piece)
+                if bar is not None:
+                    bar.update(1)
         if not pieces:
             raise ValueError("there is no piece left to collect")
         first, last = pieces[0], pieces[-1]

@@ -22,13 +22,14 @@ class Chunked:
 
     Attributes:
         pieces: How many pieces there are; None if only the end of an iterator will tell.
-        model: The model and the version that all requests go to, `name@version`.
+        name: The model's name.
+        version: The version that all requests go to.
     """
 
     def __init__(self, call: Call, layout: Layout, inputs: Sources, *, size: int | None, pieces: int | None) -> None:
         self._layout = layout
         self._walk = Walk(call, layout, inputs, size, pieces)
-        self.pieces, self.model = self._walk.pieces, layout.model
+        self.pieces, self.name, self.version = self._walk.pieces, layout.name, layout.version
 
     def evaluate(self, *, outputs: Sequence[str] | None = None, timeout_s: float | None = None) -> Pieces:
         """Compute the model's outputs, piece by piece.
@@ -44,7 +45,7 @@ class Chunked:
             InvalidRequest: if a name is unknown.
         """
         self._check(outputs)
-        return Pieces(self._layout, push(self._walk, {}, outputs, timeout_s=timeout_s))
+        return Pieces(self._layout, push(self._walk, {}, outputs, timeout_s=timeout_s), self.pieces)
 
     def jvp(
         self,
@@ -77,7 +78,9 @@ class Chunked:
             raise InvalidRequest(f"expected at least one, such as {self._layout.sequence.name}", path="tangents")
         for name in given:
             self._layout.source(name, f"tangents.{name}")
-        return Pieces(self._layout, push(self._walk, given, outputs, strategy=strategy, timeout_s=timeout_s))
+        return Pieces(
+            self._layout, push(self._walk, given, outputs, strategy=strategy, timeout_s=timeout_s), self.pieces
+        )
 
     def vjp(
         self,
