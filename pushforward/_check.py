@@ -103,11 +103,17 @@ def check(client: "Client", name: str, *, batch: int = 2, steps: int = 5, seed: 
         noise = 10 * np.finfo(description["dtype"]).eps
         differences = None
         if direction in point:
-            differences = min(asked.difference(direction, v, pushed, noise, root) for root in (3, 4, 5))
+            tries = (asked.difference(direction, v, pushed, noise, root, tolerance.differences) for root in (3, 4, 5))
+            differences = min(tries)
         yield Finding(
             direction,
             _adjoint(weights, pushed, pulled[direction], v),
-            distance(asked.jvp(along, "reverse"), pushed, {n: noise * _size(p) for n, p in pushed.items()}),
+            distance(
+                asked.jvp(along, "reverse"),
+                pushed,
+                {n: noise * _size(outputs[n]) for n in pushed},
+                tolerance.strategies,
+            ),
             differences,
             tolerance,
         )
@@ -139,7 +145,7 @@ class Asked:
         """The outputs' tangents."""
         return self.client.jvp(self.model, self.point, tangents, outputs=self.targets, strategy=strategy).tangents
 
-    def difference(self, name: str, v: Any, pushed: Arrays, noise: float, root: int) -> float:
+    def difference(self, name: str, v: Any, pushed: Arrays, noise: float, root: int, limit: float) -> float:
         """How far `pushed` is from differences along `v`, whose step is a root of the machine epsilon.
 
         A kink within the step spoils a difference, rounding one of a smaller step: the best of several roots tells.
@@ -147,23 +153,26 @@ class Asked:
         x = self.point[name]
         step = float(np.finfo(x.dtype).eps) ** (1 / root) / max(_size(v), 1.0)
         ends = {k: self.evaluate({**self.point, name: (x + k * step * v).astype(x.dtype)}) for k in (-2, -1, 1, 2)}
-        found, rounding = {}, {}
+        found: dict[str, Any] = {}
+        rounding: dict[str, float] = {}
         for n in pushed:
             low, less, more, high = (ends[k][n].astype(np.float64) for k in (-2, -1, 1, 2))
             found[n] = (8 * (more - less) - (high - low)) / (12 * step)
             rounding[n] = noise * _size(high) / step
-        return distance(found, pushed, rounding)
+        return distance(found, pushed, rounding, limit)
 
 
-def distance(found: Arrays, wanted: Arrays, noise: Mapping[str, float]) -> float:
-    """The largest difference beyond the noise in any array, relative to that array's largest number."""
+def distance(found: Arrays, wanted: Arrays, noise: Mapping[str, float], limit: float) -> float:
+    """The largest difference in any array, relative to that array's largest number; NaN if there is a NaN.
+
+    Numbers that are so small that noise of this size could be over the limit count as larger.
+    """
     worst = 0.0
     for name, array in wanted.items():
         gap = float(np.max(np.abs(found[name].astype(np.float64) - array), initial=0.0))
         if not np.isfinite(gap):
             return float("nan")
-        over = max(gap - noise[name], 0.0)
-        worst = max(worst, over / size if (size := _size(array)) else (np.inf if over else 0.0))
+        worst = max(worst, gap / max(_size(array), noise[name] / limit, np.finfo(np.float64).tiny))
     return worst
 
 

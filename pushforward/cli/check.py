@@ -41,7 +41,10 @@ def check(
 
 
 def _table(found: list[Finding]) -> Table:
-    table = Table("with respect to", "adjoint identity", "forward - reverse", "differences", "")
+    table = Table()
+    table.add_column("with respect to", overflow="fold")
+    for title in ("adjoint identity", "forward - reverse", "differences", ""):
+        table.add_column(title)
     for finding in found:
         differences = "-" if finding.differences is None else f"{finding.differences:.1e}"
         verdict = "ok" if finding.passed else "WRONG"

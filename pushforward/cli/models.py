@@ -37,7 +37,9 @@ def _listing(models: list[dict[str, Any]]) -> Table:
 
 def _arrays(model: dict[str, Any]) -> Table:
     stepwise = "step by step" if model.get("stepwise") else f"not step by step: {model.get('obstacle')}"
-    table = Table("array", "what", "shape", "dtype", title=f"{model['name']}@{model['version']}, {stepwise}")
+    table = Table(title=f"{model['name']}@{model['version']}, {stepwise}")
+    for title in ("array", "what", "shape", "dtype"):
+        table.add_column(title, overflow="fold")
     for group in _GROUPS:
         for array in model[group]:
             sizes = zip(array["axes"], array["shape"], strict=True)
