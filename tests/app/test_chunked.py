@@ -1,5 +1,8 @@
 """A long sequence piece by piece through the real server is the whole sequence, whatever the pieces."""
 
+from contextlib import ExitStack
+from functools import cache
+
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
@@ -17,70 +20,92 @@ SLOW = pytest.mark.slow  # Each model has its programs traced, which takes secon
 CLOSE = {"float64": 1e-12, "float32": 1e-5}
 
 
-@pytest.fixture(scope="module")
-def archives(tmp_path_factory):
+BUILT_IN = {True: ("stacked-rnn", "bi-gru"), False: ("seed-gru", "lstm-last")}
+QUICK = {*BUILT_IN[True], "constant", "steps", "tokens", "causal-conv"}
+
+
+def archives():
+    """What makes each model."""
     import keras
 
     layers = keras.layers
     keras.utils.set_random_seed(2)
+    wide = {"dtype": "float64"}
 
     def sequence(*axes, **options):
         return keras.Input((None, *axes), **options)
 
-    wide = {"dtype": "float64"}
-    x, c = sequence(3, name="series", **wide), keras.Input((2,), name="constant", **wide)
-    last = layers.LSTM(4, name="lstm", **wide)(x)
-    joined = layers.Dense(2, name="dense", **wide)(layers.Concatenate(**wide)([last, c]))
-    run, state = layers.GRU(3, return_sequences=True, return_state=True, **wide)(first := sequence(3, **wide))
-    models = {
-        "stack": keras.Sequential(
-            [
-                sequence(3, **wide),
-                layers.LSTM(4, return_sequences=True, name="lstm", **wide),
-                layers.RNN(
-                    layers.StackedRNNCells([layers.GRUCell(3, **wide), layers.SimpleRNNCell(2, **wide)], **wide),
-                    return_sequences=True,
-                    name="cells",
-                    **wide,
-                ),
-                layers.Dense(2, activation="tanh", name="dense", **wide),
-            ]
-        ),
-        "constant": keras.Model([x, c], joined),
-        "steps": keras.Sequential([sequence(3, **wide), layers.Dense(2, activation="tanh", name="dense", **wide)]),
-        "tokens": keras.Sequential(
-            [
-                sequence(dtype="int32"),
-                layers.Embedding(5, 3, name="embedding", **wide),
-                layers.GRU(4, return_sequences=True, name="gru", **wide),
-            ]
-        ),
-        "images": keras.Sequential([sequence(4, 4, 1, **wide), layers.ConvLSTM2D(2, 1, name="conv", **wide)]),
-        "causal-conv": keras.Sequential(
-            [sequence(3), layers.Conv1D(4, 3, padding="causal", name="context"), layers.GRU(2)]
-        ),
-        "masked": keras.Sequential([sequence(3), layers.Masking(name="mask"), layers.GRU(2, return_sequences=True)]),
-        "wired": keras.Model(first, layers.GRU(3, name="wired", **wide)(run, initial_state=state)),
-        "fixed": keras.Sequential([keras.Input((20, 3)), layers.GRU(2, return_sequences=True)]),
-        "merged": keras.Model(
-            [a := sequence(3), b := sequence(3)], layers.GRU(2, return_sequences=True)(layers.Add()([a, b]))
-        ),
+    def stack():
+        cells = [layers.GRUCell(3, **wide), layers.SimpleRNNCell(2, **wide)]
+        return [
+            sequence(3, **wide),
+            layers.LSTM(4, return_sequences=True, name="lstm", **wide),
+            layers.RNN(layers.StackedRNNCells(cells, **wide), return_sequences=True, name="cells", **wide),
+            layers.Dense(2, activation="tanh", name="dense", **wide),
+        ]
+
+    def constant():
+        x, c = sequence(3, name="series", **wide), keras.Input((2,), name="constant", **wide)
+        last = layers.LSTM(4, name="lstm", **wide)(x)
+        return keras.Model([x, c], layers.Dense(2, name="dense", **wide)(layers.Concatenate(**wide)([last, c])))
+
+    def wired():
+        x = sequence(3, **wide)
+        run, state = layers.GRU(3, return_sequences=True, return_state=True, **wide)(x)
+        return keras.Model(x, layers.GRU(3, name="wired", **wide)(run, initial_state=state))
+
+    def merged():
+        a, b = sequence(3), sequence(3)
+        return keras.Model([a, b], layers.GRU(2, return_sequences=True)(layers.Add()([a, b])))
+
+    def tokens():
+        embedding = layers.Embedding(5, 3, name="embedding", **wide)
+        return [sequence(dtype="int32"), embedding, layers.GRU(4, return_sequences=True, name="gru", **wide)]
+
+    def causal_conv():
+        return [sequence(3), layers.Conv1D(4, 3, padding="causal", name="context"), layers.GRU(2)]
+
+    return {
+        "constant": constant,
+        "steps": lambda: [sequence(3, **wide), layers.Dense(2, activation="tanh", name="dense", **wide)],
+        "tokens": tokens,
+        "causal-conv": causal_conv,
+        "stack": stack,
+        "images": lambda: [sequence(4, 4, 1, **wide), layers.ConvLSTM2D(2, 1, name="conv", **wide)],
+        "masked": lambda: [sequence(3), layers.Masking(name="mask"), layers.GRU(2, return_sequences=True)],
+        "wired": wired,
+        "fixed": lambda: [keras.Input((20, 3)), layers.GRU(2, return_sequences=True)],
+        "merged": merged,
     }
-    directory = tmp_path_factory.mktemp("archives")
-    for name, model in models.items():
-        model.save(directory / f"{name}.keras")
-    return directory
 
 
 @pytest.fixture(scope="module")
-def client(archives):
-    built_in = ("seed-gru", "stacked-rnn", "lstm-last", "bi-gru")
-    settings = Settings(models=built_in, watch_dir=archives, warm=False, compiled_programs=0, timeout_s=300)
-    with (
-        TestClient(create_app(settings)) as server,
-        pushforward.Client("http://testserver", transport=server._transport) as client,
-    ):
-        yield client
+def client_of(tmp_path_factory):
+    """A client of the server that has a model: of one for the quick tests, of another for the slow ones."""
+    with ExitStack() as stack:
+
+        @cache
+        def client(quick):
+            import keras
+
+            directory = tmp_path_factory.mktemp("archives")
+            for name, make in archives().items():
+                if (name in QUICK) == quick:
+                    made = make()
+                    model = keras.Sequential(made) if isinstance(made, list) else made
+                    model.save(directory / f"{name}.keras")
+            settings = Settings(
+                models=BUILT_IN[quick], watch_dir=directory, warm=False, compiled_programs=0, timeout_s=300
+            )
+            server = stack.enter_context(TestClient(create_app(settings)))
+            return stack.enter_context(pushforward.Client("http://testserver", transport=server._transport))
+
+        yield lambda name: client(name in QUICK)
+
+
+@pytest.fixture
+def client(client_of):
+    return client_of("stacked-rnn")
 
 
 class Case:
@@ -120,20 +145,13 @@ class Case:
         return self.client.vjp(self.name, self.inputs, cotangents or self.cotangents, wrt=self.wrt, **options)
 
 
-OTHERS = ["seed-gru", "stack", "tokens", "images", "steps", "lstm-last"]
+OTHERS = ["seed-gru", "lstm-last", "stack", "tokens", "images", "steps"]
 NAMES = ["stacked-rnn", "constant", *(pytest.param(name, marks=SLOW) for name in OTHERS)]
 
 
 @pytest.fixture(scope="module")
-def cases(client):
-    made = {}
-
-    def case(name):
-        if name not in made:
-            made[name] = Case(client, name)
-        return made[name]
-
-    return case
+def cases(client_of):
+    return cache(lambda name: Case(client_of(name), name))
 
 
 @pytest.fixture(params=NAMES, scope="module")
@@ -177,7 +195,8 @@ def test_without_the_cotangent_of_the_state_gradients_differ(cases):
     assert compare(carried, whole.cotangents) <= case.close
 
 
-@pytest.mark.parametrize("name", ["stacked-rnn", pytest.param("stack", marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["stacked-rnn", "stack"])
 def test_stacked_directions(cases, name):
     case = cases(name)
     names = ("inputs", "states", "hidden", "parameters")
@@ -304,15 +323,15 @@ def test_a_piece_without_cotangents_has_zeros(cases):
     [
         ("bi-gru", r"layer '.*' \(Bidirectional\) looks beyond its own time step"),
         ("causal-conv", r"layer 'context' \(Conv1D\) looks beyond"),
-        ("masked", "layer 'mask'"),
-        ("wired", "the initial state of layer 'wired' comes from another layer"),
-        ("merged", "2 inputs with a time axis"),
-        ("fixed", "no input has a free time axis"),
+        pytest.param("masked", "layer 'mask'", marks=SLOW),
+        pytest.param("wired", "the initial state of layer 'wired' comes from another layer", marks=SLOW),
+        pytest.param("merged", "2 inputs with a time axis", marks=SLOW),
+        pytest.param("fixed", "no input has a free time axis", marks=SLOW),
     ],
 )
-def test_models_that_can_t_be_cut_are_refused(client, name, reason):
+def test_models_that_can_t_be_cut_are_refused(client_of, name, reason):
     with pytest.raises(InvalidRequest, match=reason):
-        client.chunked(name, np.zeros((2, 20, 3)), size=5)
+        client_of(name).chunked(name, np.zeros((2, 20, 3)), size=5)
 
 
 X = np.zeros((2, 20, 4))

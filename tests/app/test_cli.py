@@ -156,18 +156,40 @@ def test_what_goes_wrong_is_told_in_a_line(run, file, tmp_path):
     assert not (tmp_path / "o.npz").exists()
 
 
-def test_a_real_server_and_the_command_itself(tmp_path):
-    keras_file = tmp_path / "none.keras"
+@pytest.mark.slow
+def test_a_real_server_and_the_command_itself():
     with serving(models="stacked-rnn", compiled_programs=0, warm="false") as server:
 
         def command(*arguments):
-            line = [sys.executable, "-m", "pushforward.cli", *map(str, arguments), "--url", server.url]
+            line = [sys.executable, "-m", "pushforward.cli", *arguments, "--url", server.url]
             return subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
 
-        assert "stacked-rnn" in command("models").stdout
         found = command("check", "stacked-rnn")
         assert found.returncode == 0, found.stderr
-        missing = command("register", "mine", keras_file)
-        assert (missing.returncode, str(keras_file) in missing.stderr) == (2, True)
     gone = command("models")
     assert (gone.returncode, gone.stderr.startswith("error: can't reach")) == (3, True)
+
+
+@pytest.mark.slow
+def test_a_model_comes_and_goes(tmp_path):
+    import keras
+
+    layers = [keras.Input((None, 2)), keras.layers.LSTM(3, return_sequences=True)]
+    keras.Sequential(layers).save(tmp_path / "mine.keras")
+    with serving(models="stacked-rnn", warm="false", model_dir=tmp_path / "models") as server:
+
+        def command(*arguments):
+            return CliRunner().invoke(make_app(), [*map(str, arguments), "--url", server.url])
+
+        asked = ("register", "mine", tmp_path / "mine.keras", "--dtype", "float64")
+        found = command(*asked)
+        assert (found.exit_code, found.stdout.startswith("mine@1, float64")) == (0, True), found.output
+        again = command(*asked, "--no-replace")
+        assert (again.exit_code, again.stderr.startswith("error: ")) == (3, True), again.output
+        assert command(*asked).stdout.startswith("mine@2, ")
+        checked = command("check", "mine")
+        assert checked.exit_code == 0, checked.output
+        assert command("delete", "mine", "--version", 1).exit_code == 0
+        assert command("models", "mine@1").exit_code == 3
+        assert command("delete", "mine").exit_code == 0
+        assert command("models", "mine").exit_code == 3
