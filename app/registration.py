@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from app.registry import Registry, Version
-from app.settings import variable
+from app.settings import Settings, variable
 from app.store import Damaged, Record, Store, Stored, check_name, digest
 from app.watch import Watch
 from models.loader import Limits, load, prove
@@ -62,6 +62,22 @@ class Registration:
         self._watching: asyncio.Task[None] | None = None
         self.skipped = 0
         """Archives and versions found on disk that could not be served."""
+
+    @classmethod
+    def from_settings(cls, settings: Settings, registry: Registry, hooks: Hooks) -> "Registration":
+        """Make what the settings ask for.
+
+        Raises:
+            BlockingIOError: if another process uses the directory of models.
+        """
+        watch = None if settings.watch_dir is None else Watch(settings.watch_dir, settings.watch_s)
+        limits = Limits(
+            parameters=settings.max_parameters,
+            seconds=settings.register_s,
+            memory_bytes=int(settings.register_mb * 1e6),
+            allowed=settings.allow_classes,
+        )
+        return cls(registry, Store(settings.model_dir), watch, limits, hooks)
 
     async def start(self) -> None:
         """Register what is kept and what lies in the watched directory; go on watching."""
