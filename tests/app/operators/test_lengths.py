@@ -260,7 +260,7 @@ def found_variables(case):
     return [case.stock.trainable_variables[i].path for i in places]
 
 
-@pytest.mark.parametrize("name", mostly_slow([*NETWORKS, *OWN], "lstm-last", "bidirectional-last"))
+@pytest.mark.parametrize("name", mostly_slow([*NETWORKS, *OWN], "lstm-last", "bidirectional-last", "per-step"))
 @pytest.mark.parametrize("front", [(), pytest.param((2,), marks=pytest.mark.slow)], ids=["one", "stacked"])
 def test_each_row_is_as_if_it_were_alone(cases, ask, name, front):
     case = cases(name)
@@ -458,6 +458,17 @@ def test_tokens_in_the_padding_may_be_anything(in_float64, ask):
             cut = {field: {n: a[row : row + 1, :length] for n, a in group.items()} for field, group in arrays.items()}
             for path, expected in ask(model, "jvp", cut).items():
                 close(found[path][row : row + 1], expected, path)
+
+
+def test_nothing_moves_with_what_a_padded_token_becomes(in_float64, ask):
+    layers = [keras.Input((None,), dtype="int32"), L.Embedding(5, 3, name="embedding"), L.Dense(2)]
+    model = Model("tokens", in_float64(lambda: keras.Sequential(layers)))
+    arrays = {"inputs": {"x": np.ones((2, 4), np.int32)}, "tangents": {"hidden.embedding.output": np.ones((2, 4, 3))}}
+    pushed = ask(model, "jvp", arrays, np.array([1, 3]))["tangents.y"]
+    assert pushed[0, :1].all()
+    assert pushed[1, :3].all()
+    assert not pushed[0, 1:].any()
+    assert not pushed[1, 3:].any()
 
 
 def test_lengths_of_the_whole_time_axis_change_nothing(cases, ask):
