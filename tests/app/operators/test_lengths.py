@@ -223,7 +223,7 @@ def stock_outputs(case, x):
 
 # Keras says so of any model that is called with a mask; it is right of what comes after the model, which nothing does.
 @pytest.mark.filterwarnings("ignore:.*was passed an input with a mask attached to it")
-@pytest.mark.parametrize("name", mostly_slow([n for n in NETWORKS if n not in FORGETFUL], "gru-before", "custom-cell"))
+@pytest.mark.parametrize("name", mostly_slow([n for n in NETWORKS if n not in FORGETFUL], "gru-before"))
 def test_stock_keras_with_a_mask_gives_the_same_at_every_step(cases, ask, name):
     case = cases(name)
     x, v = ({n: draw(f"{name}{n}{k}", a.shape) for n, a in case.inputs.items()} for k in "xv")
@@ -260,7 +260,7 @@ def found_variables(case):
     return [case.stock.trainable_variables[i].path for i in places]
 
 
-@pytest.mark.parametrize("name", mostly_slow([*NETWORKS, *OWN], "lstm-last", "bidirectional-last", "per-step"))
+@pytest.mark.parametrize("name", mostly_slow([*NETWORKS, *OWN], "bidirectional-last", "per-step"))
 @pytest.mark.parametrize("front", [(), pytest.param((2,), marks=pytest.mark.slow)], ids=["one", "stacked"])
 def test_each_row_is_as_if_it_were_alone(cases, ask, name, front):
     case = cases(name)
@@ -348,9 +348,7 @@ def test_final_states_are_those_after_the_own_steps(cases, ask):
             np.testing.assert_array_equal(hidden[row, length:], np.broadcast_to(last, hidden[row, length:].shape))
 
 
-@pytest.mark.parametrize(
-    "name", mostly_slow(["gru", "lstm-last", "bidirectional", "custom-cell", "mean"], "gru", "mean")
-)
+@pytest.mark.parametrize("name", mostly_slow(["gru", "lstm-last", "bidirectional", "custom-cell", "mean"], "gru"))
 def test_masks_of_a_row_with_one_padded_step_and_of_one_without_any(cases, ask, name):
     case = cases(name)
     x = case.inputs["x"][:2, :3]
@@ -367,9 +365,9 @@ def test_masks_of_a_row_with_one_padded_step_and_of_one_without_any(cases, ask, 
 
 
 @pytest.mark.parametrize(
-    "name", mostly_slow(["gru", "lstm-last", "bidirectional", "convolution", "custom-cell"], "gru", "convolution")
+    "name", mostly_slow(["gru", "lstm-last", "bidirectional", "convolution", "custom-cell"], "gru")
 )
-@pytest.mark.parametrize("mode", ["forward", "reverse"])
+@pytest.mark.parametrize("mode", ["reverse", pytest.param("forward", marks=pytest.mark.slow)])
 def test_jacobians_are_those_of_each_row_alone(cases, ask, name, mode, monkeypatch):
     case = cases(name)
     # So that it takes several chunks.
@@ -424,7 +422,8 @@ def test_transitions_stay_at_padded_steps(cases, ask, parts, budget, monkeypatch
             )
 
 
-@pytest.mark.parametrize("name", mostly_slow(["gru", "lstm-last", "bidirectional", "masking", "mean"], "masking"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gru", "lstm-last", "bidirectional", "masking", "mean"])
 def test_answers_check_themselves(cases, ask, name):
     case = cases(name)
     inputs = {n: padded(a, np.nan) for n, a in case.inputs.items()}
@@ -441,6 +440,7 @@ def test_answers_check_themselves(cases, ask, name):
         assert check["difference"] < tolerances.difference
 
 
+@pytest.mark.slow
 def test_tokens_in_the_padding_may_be_anything(in_float64, ask):
     def make(mask_zero):
         return lambda: keras.Sequential(
