@@ -83,7 +83,8 @@ NETWORKS = {
     "nested": nested,
     "two-inputs": two_inputs,
 }
-# What stock Keras does not give with a mask on the input, since these layers forget it; or NaN for a row without steps.
+# What stock Keras does not give with a mask on the input: a layer forgets it, as one does that is called with initial
+# states, or makes NaN of a row without steps.
 OWN = {
     "convolution": sequential(
         lambda: L.Conv1D(4, 3, padding="causal", dilation_rate=2, activation="tanh"), lambda: L.GRU(3)
@@ -91,7 +92,14 @@ OWN = {
     "masking": sequential(lambda: L.Masking(-1.0), lambda: L.Bidirectional(L.GRU(3, return_sequences=True))),
     "per-step": sequential(L.LayerNormalization, lambda: L.TimeDistributed(L.Dense(2, "tanh"))),
 }
-FORGETFUL = [*OWN, "mean", "nested"]
+
+
+def mostly_slow(names, *quick):
+    """Let all but a few be slow tests: what takes seconds is tracing the programs."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+FORGETFUL = [*OWN, "mean", "nested", "two-inputs"]
 
 
 @dataclass(frozen=True)
@@ -215,7 +223,7 @@ def stock_outputs(case, x):
 
 # Keras says so of any model that is called with a mask; it is right of what comes after the model, which nothing does.
 @pytest.mark.filterwarnings("ignore:.*was passed an input with a mask attached to it")
-@pytest.mark.parametrize("name", [n for n in NETWORKS if n not in FORGETFUL])
+@pytest.mark.parametrize("name", mostly_slow([n for n in NETWORKS if n not in FORGETFUL], "gru-before"))
 def test_stock_keras_with_a_mask_gives_the_same_at_every_step(cases, ask, name):
     case = cases(name)
     x, v = ({n: draw(f"{name}{n}{k}", a.shape) for n, a in case.inputs.items()} for k in "xv")
@@ -252,8 +260,8 @@ def found_variables(case):
     return [case.stock.trainable_variables[i].path for i in places]
 
 
-@pytest.mark.parametrize("name", [*NETWORKS, *OWN])
-@pytest.mark.parametrize("front", [(), (2,)], ids=["one", "stacked"])
+@pytest.mark.parametrize("name", mostly_slow([*NETWORKS, *OWN], "bidirectional-last", "per-step"))
+@pytest.mark.parametrize("front", [(), pytest.param((2,), marks=pytest.mark.slow)], ids=["one", "stacked"])
 def test_each_row_is_as_if_it_were_alone(cases, ask, name, front):
     case = cases(name)
     inputs = case.inputs | {n: case.array(n, "point") for n in case.sources if n.startswith("state.")}
@@ -283,6 +291,7 @@ def test_each_row_is_as_if_it_were_alone(cases, ask, name, front):
             assert not np.where(steps(pulled[f"cotangents.{n}"], axis), 0, pulled[f"cotangents.{n}"]).any(), n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["unrolled", "reverse"])
 @pytest.mark.parametrize("name", ["gru", "lstm-last", "bidirectional", "stacked-cells", "custom-cell", "residual"])
 def test_every_strategy_gives_the_same(cases, ask, name, strategy):
@@ -299,6 +308,7 @@ def test_every_strategy_gives_the_same(cases, ask, name, strategy):
                 close(found[path], array, path)
 
 
+@pytest.mark.slow
 def test_parameters_of_all_rows_are_those_of_each_alone(cases, ask):
     case = cases("bidirectional")
     wrt = [p.name for p in case.model.signature.parameters]
@@ -327,20 +337,18 @@ def test_a_cotangent_at_a_padded_step_counts_for_the_output_that_is_repeated_the
 
 def test_final_states_are_those_after_the_own_steps(cases, ask):
     case = cases("lstm-last")
-    states = [a.name for a in case.model.signature.states]
+    states, after = [a.name for a in case.model.signature.states], case.model.signature.after_steps
     inputs = case.inputs | {n: case.array(n, "s") for n in states}
-    found = ask(case.model, "evaluate", {"inputs": inputs}, LENGTHS, outputs=[*states, "hidden.lstm.h"])
-    hidden = found["outputs.hidden.lstm.h"]
-    for row, length in enumerate(LENGTHS):
-        for n in states:
-            if length == 0:
-                np.testing.assert_array_equal(found[f"outputs.{n}"][row], inputs[n][row])
-        last = inputs["state.lstm.h"][row] if length == 0 else hidden[row, length - 1]
-        np.testing.assert_array_equal(found["outputs.state.lstm.h"][row], last)
-        np.testing.assert_array_equal(hidden[row, length:], np.broadcast_to(last, hidden[row, length:].shape))
+    found = ask(case.model, "evaluate", {"inputs": inputs}, LENGTHS, outputs=[*states, *after.values()])
+    for n in states:
+        final, hidden = found[f"outputs.{n}"], found[f"outputs.{after[n]}"]
+        for row, length in enumerate(LENGTHS):
+            last = hidden[row, length - 1] if length else inputs[n][row]
+            np.testing.assert_array_equal(final[row], last)
+            np.testing.assert_array_equal(hidden[row, length:], np.broadcast_to(last, hidden[row, length:].shape))
 
 
-@pytest.mark.parametrize("name", ["gru", "lstm-last", "bidirectional", "custom-cell", "mean"])
+@pytest.mark.parametrize("name", mostly_slow(["gru", "lstm-last", "bidirectional", "custom-cell", "mean"], "gru"))
 def test_masks_of_a_row_with_one_padded_step_and_of_one_without_any(cases, ask, name):
     case = cases(name)
     x = case.inputs["x"][:2, :3]
@@ -356,8 +364,10 @@ def test_masks_of_a_row_with_one_padded_step_and_of_one_without_any(cases, ask, 
     assert not found["tangents.y"][1].any()
 
 
-@pytest.mark.parametrize("name", ["gru", "lstm-last", "bidirectional", "convolution", "custom-cell"])
-@pytest.mark.parametrize("mode", ["forward", "reverse"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["gru", "lstm-last", "bidirectional", "convolution", "custom-cell"], "gru")
+)
+@pytest.mark.parametrize("mode", ["reverse", pytest.param("forward", marks=pytest.mark.slow)])
 def test_jacobians_are_those_of_each_row_alone(cases, ask, name, mode, monkeypatch):
     case = cases(name)
     # So that it takes several chunks.
@@ -377,6 +387,7 @@ def test_jacobians_are_those_of_each_row_alone(cases, ask, name, mode, monkeypat
                 close(whole[row, length - 2 :], repeated, row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("of", "wrt"), [("y[-1]", "state"), ("state", "x"), ("y[2:5]", "param.gru.bias"), ("y", "x")])
 def test_jacobians_of_a_long_series(in_float64, ask, of, wrt, monkeypatch):
     """As large as one that would be a chain if rows were of one length."""
@@ -392,8 +403,8 @@ def test_jacobians_of_a_long_series(in_float64, ask, of, wrt, monkeypatch):
         close(own[..., :length, :] if wrt == "x" else own, alone, row)
 
 
-@pytest.mark.parametrize("parts", [["A", "B", "C", "D"], ["C"]])
-@pytest.mark.parametrize("budget", [2**28, 3_000])
+@pytest.mark.parametrize("parts", [["A", "B", "C", "D"], pytest.param(["C"], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("budget", [pytest.param(2**28, marks=pytest.mark.slow), 3_000])
 def test_transitions_stay_at_padded_steps(cases, ask, parts, budget, monkeypatch):
     monkeypatch.setattr("app.operators.transitions.CHUNK_BYTES", budget)
     case = cases("gru")
@@ -411,6 +422,7 @@ def test_transitions_stay_at_padded_steps(cases, ask, parts, budget, monkeypatch
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gru", "lstm-last", "bidirectional", "masking", "mean"])
 def test_answers_check_themselves(cases, ask, name):
     case = cases(name)
@@ -428,6 +440,7 @@ def test_answers_check_themselves(cases, ask, name):
         assert check["difference"] < tolerances.difference
 
 
+@pytest.mark.slow
 def test_tokens_in_the_padding_may_be_anything(in_float64, ask):
     def make(mask_zero):
         return lambda: keras.Sequential(
@@ -447,6 +460,17 @@ def test_tokens_in_the_padding_may_be_anything(in_float64, ask):
                 close(found[path][row : row + 1], expected, path)
 
 
+def test_nothing_moves_with_what_a_padded_token_becomes(in_float64, ask):
+    layers = [keras.Input((None,), dtype="int32"), L.Embedding(5, 3, name="embedding"), L.Dense(2)]
+    model = Model("tokens", in_float64(lambda: keras.Sequential(layers)))
+    arrays = {"inputs": {"x": np.ones((2, 4), np.int32)}, "tangents": {"hidden.embedding.output": np.ones((2, 4, 3))}}
+    pushed = ask(model, "jvp", arrays, np.array([1, 3]))["tangents.y"]
+    assert pushed[0, :1].all()
+    assert pushed[1, :3].all()
+    assert not pushed[0, 1:].any()
+    assert not pushed[1, 3:].any()
+
+
 def test_lengths_of_the_whole_time_axis_change_nothing(cases, ask):
     case = cases("gru")
     arrays = {"inputs": case.inputs}
@@ -455,6 +479,7 @@ def test_lengths_of_the_whole_time_axis_change_nothing(cases, ask):
         np.testing.assert_array_equal(ask(case.model, "evaluate", arrays, full)[path], expected)
 
 
+@pytest.mark.slow
 def test_one_compiled_program_serves_all_lengths(cases, programs):
     case = cases("bidirectional")
     compiled = Programs(patience=10**9)
