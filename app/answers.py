@@ -36,7 +36,7 @@ def answer(
     for path, array in found.items():
         field, _, name = path.partition(".")
         arrays.setdefault(field, {})[name] = array
-    first = {"strategy": job.strategy, "dtype": model.dtype, "rows": job.rows}
+    first = {"strategy": job.strategy, "dtype": model.dtype, "device": about["device"], "rows": job.rows}
     whole = {**first, **about, **job.info, **info, "casts": list(job.casts)}
     return Answer(model.name, model.version, arrays, whole, job.extra)
 
