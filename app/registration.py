@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from app.registry import Registry, Version, check
-from app.settings import variable
+from app.registry import Registry, Version
+from app.settings import Settings, variable
 from app.store import Damaged, Record, Store, Stored, check_name, digest
 from app.watch import Watch
 from models.loader import Limits, load, prove
@@ -62,6 +62,22 @@ class Registration:
         self._watching: asyncio.Task[None] | None = None
         self.skipped = 0
         """Archives and versions found on disk that could not be served."""
+
+    @classmethod
+    def from_settings(cls, settings: Settings, registry: Registry, hooks: Hooks) -> "Registration":
+        """Make what the settings ask for.
+
+        Raises:
+            BlockingIOError: if another process uses the directory of models.
+        """
+        watch = None if settings.watch_dir is None else Watch(settings.watch_dir, settings.watch_s)
+        limits = Limits(
+            parameters=settings.max_parameters,
+            seconds=settings.register_s,
+            memory_bytes=int(settings.register_mb * 1e6),
+            allowed=settings.allow_classes,
+        )
+        return cls(registry, Store(settings.model_dir), watch, limits, hooks)
 
     async def start(self) -> None:
         """Register what is kept and what lies in the watched directory; go on watching."""
@@ -152,9 +168,7 @@ class Registration:
     async def _put(self, name: str, archive: Path, dtype: str | None) -> dict[str, Any]:
         report = await asyncio.to_thread(prove, name, archive, dtype=dtype, limits=self._limits)
         number = self._store.next(name)
-        model = check(
-            await asyncio.to_thread(load, name, archive, version=number, dtype=dtype, limits=self._limits)
-        )
+        model = await asyncio.to_thread(load, name, archive, version=number, dtype=dtype, limits=self._limits)
         await self._hooks.come(model)
         stored = await asyncio.to_thread(self._keep, model, archive, dtype)
         self._registry.add(Version.of(model, _SUMMARY, _shown(stored)))
@@ -217,9 +231,7 @@ class Registration:
                 raise UnsafeModel(
                     f"{record.name}@{record.version} is damaged on the server's disk; register it again"
                 ) from error
-            model = load(
-                record.name, stored.archive, version=record.version, dtype=record.dtype, limits=self._limits
-            )
+            model = load(record.name, stored.archive, version=record.version, dtype=record.dtype, limits=self._limits)
             if model.signature.describe() != record.signature:
                 _log.warning("%s@%d has another signature than when it was registered", record.name, record.version)
             return model

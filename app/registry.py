@@ -10,8 +10,7 @@ import models.zoo
 from app.settings import variable
 from models.model import Model
 from pushforward._registry import scan
-from pushforward.errors import UnknownModel, UnsafeModel
-from pushforward.wire._arrays import DTYPES
+from pushforward.errors import UnknownModel
 
 
 class Version:
@@ -52,7 +51,7 @@ class Version:
         """
         with self._lock:
             if self._model is None:
-                self._model = check(self._load())
+                self._model = self._load()
             return self._model
 
     def describe(self) -> dict[str, Any]:
@@ -110,13 +109,14 @@ class Registry:
         for name in entries if names is None else names:
             if name not in entries:
                 raise UnknownModel(f"{variable('models')} names {name!r}; built in are: {', '.join(entries)}")
-            version = Version.of(check(entries[name].load()), entries[name].summary, {})
+            version = Version.of(entries[name].load(), entries[name].summary, {})
             self._names = {**self._names, name: _Named({1: version}, built_in=True)}
 
     def add(self, version: Version) -> None:
         """Register a version of a model whose name is not that of a built-in one."""
-        before = self._names[version.name].versions if version.name in self._names else {}
-        self._names = {**self._names, version.name: _Named({**before, version.number: version})}
+        before = self.versions(version.name) if version.name in self._names else []
+        versions = {v.number: v for v in (*before, version)}
+        self._names = {**self._names, version.name: _Named(versions)}
 
     def remove(self, version: Version) -> None:
         """Remove a version; calls that have it go on with it."""
@@ -183,20 +183,3 @@ class Registry:
         version = self.find(name)
         versions = [{"version": v.number, **v.record} for v in self.versions(version.name)]
         return {**version.describe(), "versions": versions}
-
-
-def check(model: Model) -> Model:
-    """Return a model whose arrays some format can carry.
-
-    Raises:
-        UnsafeModel: if it has others.
-    """
-    signature = model.signature
-    arrays = (*signature.inputs, *signature.states, *signature.hidden, *signature.parameters, *signature.outputs)
-    foreign = next((a for a in arrays if a.dtype not in DTYPES), None)
-    if foreign is not None:
-        raise UnsafeModel(
-            f"model {model.name!r}: {foreign.name} holds {foreign.dtype}, which no format can carry; save it with "
-            "the dtype policy float32 or mixed_float16, or register it with ?dtype=float32"
-        )
-    return model

@@ -90,6 +90,7 @@ class Signature:
             "wired": sorted(self.wired),
             "causal": self.causal,
             "stepwise": self.obstacle is None,
+            "obstacle": self.obstacle,
             "rowwise": self.mixing is None,
             "ragged": self.padding is None,
             "ragged_obstacle": self.padding,

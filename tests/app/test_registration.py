@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+import app.registration
 from app.main import create_app
 from app.settings import Settings
+from models.gradcheck import compare
+from models.loader import Report
+from tests.architectures import ARCHITECTURES, build
+from tests.hostile import HOSTILE, marker
+from tests.stock import Stock
 
 X = [[[0.5, -1.0], [0.25, 2.0]]]
 
@@ -27,6 +33,18 @@ def archives(tmp_path_factory):
         network.save(path)
         found.append((path.read_bytes(), network(np.array(X, np.float32)).numpy()))
     return found
+
+
+@pytest.fixture
+def proved():
+    """Asked for by tests in which archives are proved as they are in earnest."""
+
+
+@pytest.fixture(autouse=True)
+def quick(request, monkeypatch):
+    """Prove archives here and not in a process of their own, except where that is what is tested."""
+    if "proved" not in request.fixturenames:
+        monkeypatch.setattr(app.registration, "prove", lambda *_, **__: Report(1e-16, 1, compiled=True))
 
 
 @contextmanager
@@ -69,6 +87,7 @@ def refused(response, status, slug, *words):
         assert word in response.json()["detail"]
 
 
+@pytest.mark.usefixtures("proved")
 def test_each_archive_is_a_version_and_the_bare_name_means_the_latest(client, archives):
     first, second = archives
     created = client.put("/models/alpha", content=first[0])
@@ -128,7 +147,9 @@ def test_another_precision(client, archives):
     put(client, "wide", archives[0], params={"dtype": "float64"})
     described = client.get("/models/wide").json()
     assert described["dtype"] == "float64"
-    assert {a["dtype"] for kind in ("inputs", "states", "parameters", "outputs") for a in described[kind]} == {"float64"}
+    assert {a["dtype"] for kind in ("inputs", "states", "parameters", "outputs") for a in described[kind]} == {
+        "float64"
+    }
     np.testing.assert_allclose(evaluated(client, "wide"), archives[0][1], rtol=1e-5)
 
 
@@ -303,6 +324,7 @@ def test_a_watched_directory(archives, tmp_path, caplog):
         assert versions(client, "late") == [1, 2]
 
 
+@pytest.mark.usefixtures("proved")
 def test_archives_that_cannot_be_served_do_not_stop_the_start(archives, tmp_path, caplog):
     import keras
 
@@ -315,7 +337,7 @@ def test_archives_that_cannot_be_served_do_not_stop_the_start(archives, tmp_path
 
     save("code", keras.layers.Lambda(lambda x: 2 * x), keras.layers.GRU(3))
     save("unknown", Mine(), keras.layers.GRU(3))
-    save("brain", keras.layers.GRU(3, dtype="bfloat16"))
+    save("brain", keras.layers.Dense(3, dtype="bfloat16"))
     (tmp_path / "text.keras").write_text("no archive")
     (tmp_path / "short.keras").write_bytes(archives[0][0][:-500])
     (tmp_path / "good.keras").write_bytes(archives[0][0])
@@ -342,3 +364,70 @@ def test_a_watched_directory_that_does_not_exist_yet(archives, tmp_path):
         (watched / "mine.keras").write_bytes(archives[0][0])
         wait_for(lambda: latest(client, "mine") == 1)
         answers(client, "mine", archives[0])
+
+
+@pytest.mark.usefixtures("proved")
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_archives(client, name, tmp_path):
+    make, status, words = HOSTILE[name]
+    refused(client.put("/models/hostile", content=make(tmp_path).read_bytes()), status, *words_of(status), *words)
+    assert not marker(tmp_path).exists()
+    refused(client.get("/models/hostile"), 404, "unknown-model")
+
+
+def words_of(status):
+    return ["malformed-body"] if status == 400 else ["unsafe-model"]
+
+
+@pytest.mark.usefixtures("proved")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "residual" else pytest.mark.slow) for name in ARCHITECTURES]
+)
+def test_derivatives_of_uploaded_models(client, name, tmp_path):
+    network, arrays = build(name)
+    network.save(tmp_path / "m.keras")
+    model = name.replace("_", "-")
+    described = put(client, model, [(tmp_path / "m.keras").read_bytes()], params={"dtype": "float64"})
+    stock, names = Stock(network, arrays), [a["name"] for a in described["inputs"]]
+    outputs = [a["name"] for a in described["outputs"]]
+    moving = [names[i] for i in stock.moving]
+    request = {"model": model, "inputs": {n: a.tolist() for n, a in zip(names, arrays, strict=True)}}
+    rng = np.random.default_rng(3)
+
+    def ask(operator, **fields):
+        response = client.post(f"/{operator}", json={**request, **fields})
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def close(found, wanted):
+        assert compare({"": np.array(found)}, {"": wanted}, floor=1e-3) < 1e-10
+
+    cotangents = [rng.normal(size=t.shape) for t in stock.outputs()]
+    pulled = stock.vjp(cotangents)
+    given = dict(zip(outputs, (c.tolist() for c in cotangents), strict=True))
+    parameters = [a["name"] for a in described["parameters"]]
+    found = ask("vjp", cotangents=given, wrt=[*moving, *parameters])
+    for n, wanted in zip(outputs, stock.outputs(), strict=True):
+        close(found["outputs"][n], wanted)
+    for n, wanted in zip(moving, pulled, strict=False):
+        close(found["cotangents"][n], wanted)
+    # Which weight is which is a matter of names; together they must be the same.
+    weights = [np.array(found["cotangents"][n]) for n in parameters]
+    sizes = sorted((w.shape, float(np.linalg.norm(w))) for w in weights)
+    wanted = sorted((w.shape, float(np.linalg.norm(w))) for w in pulled[len(moving) :])
+    assert [shape for shape, _ in sizes] == [shape for shape, _ in wanted]
+    np.testing.assert_allclose([size for _, size in sizes], [size for _, size in wanted], rtol=1e-10, atol=1e-12)
+    if not moving:
+        return
+    tangents = [rng.normal(size=arrays[i].shape) for i in stock.moving]
+    pushed = ask("jvp", tangents=dict(zip(moving, (t.tolist() for t in tangents), strict=True)))["tangents"]
+    for n, wanted in zip(outputs, stock.jvp(tangents), strict=True):
+        close(pushed[n], wanted)
+    # One row of one slice: d y[..., 0] / d x at the last index of every axis but the first of each.
+    of, wrt = outputs[0], moving[0]
+    last = [-1] * (cotangents[0].ndim - 1)
+    one = np.zeros_like(cotangents[0])
+    one[(slice(None), *last)] = 1.0
+    row = stock.vjp([one, *(np.zeros_like(c) for c in cotangents[1:])])[0]
+    slices = f"{of}[{', '.join(map(str, last))}]"
+    close(ask("jacobian", of=slices, wrt=wrt)["jacobian"], row)
