@@ -480,12 +480,14 @@ def test_nothing_depends_on_what_stands_in_the_padding(cases, ask, name):
 def test_nothing_moves_with_what_a_padded_token_becomes(in_float64, ask):
     layers = [keras.Input((None,), dtype="int32"), L.Embedding(5, 3, name="embedding"), L.Dense(2)]
     model = Model("tokens", in_float64(lambda: keras.Sequential(layers)))
-    arrays = {"inputs": {"x": np.ones((2, 4), np.int32)}, "tangents": {"hidden.embedding.output": np.ones((2, 4, 3))}}
-    pushed = ask(model, "jvp", arrays, np.array([1, 3]))["tangents.y"]
-    assert pushed[0, :1].all()
-    assert pushed[1, :3].all()
-    assert not pushed[0, 1:].any()
-    assert not pushed[1, 3:].any()
+    inputs, lengths, name = {"x": np.ones((2, 4), np.int32)}, np.array([1, 3]), "hidden.embedding.output"
+    pushed = ask(model, "jvp", {"inputs": inputs, "tangents": {name: np.ones((2, 4, 3))}}, lengths)
+    cotangents = {"y": np.ones((2, 4, 2))}
+    pulled = ask(model, "vjp", {"inputs": inputs, "cotangents": cotangents}, lengths, wrt=[name])
+    for found in (pushed["tangents.y"], pulled[f"cotangents.{name}"]):
+        for row, length in enumerate(lengths):
+            assert found[row, :length].all()
+            assert not found[row, length:].any()
 
 
 def test_lengths_of_the_whole_time_axis_change_nothing(cases, ask):
