@@ -1,5 +1,7 @@
 """Archives that stock Keras wrote become models that compute the same, and whose derivatives are right."""
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from pushforward.errors import UnsafeModel
 from tests.architectures import ARCHITECTURES, build
 from tests.stock import Stock
 
+DATA = Path(__file__).with_name("data")
 EXACT = 10 * TOLERANCES["float64"].equality
 
 
@@ -84,6 +87,16 @@ def test_as_it_was_saved(name, tmp_path):
     inputs = {a.name: tf.constant(x, a.dtype) for a, x in zip(model.signature.inputs, arrays, strict=True)}
     (wanted,) = Stock(network, arrays).outputs()
     assert compare({"y": model.run(inputs, ["y"])["y"].numpy()}, {"y": wanted}) < TOLERANCES["float32"].equality
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("*.keras")), ids=lambda path: path.stem)
+def test_archives_of_older_releases(path):
+    model = load("m", path)
+    with np.load(path.with_suffix(".npz")) as data:
+        arrays = [data[name] for name in data.files if name != "y"]
+        inputs = {a.name: tf.constant(x, a.dtype) for a, x in zip(model.signature.inputs, arrays, strict=True)}
+        found = model.run(inputs, ["y"])["y"].numpy()
+        assert compare({"y": found}, {"y": data["y"]}) < TOLERANCES["float32"].equality
 
 
 def test_notes_say_what_differs(tmp_path):
