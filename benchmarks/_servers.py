@@ -65,6 +65,12 @@ class Server:
             raise
         return self
 
+    @property
+    def processor_s(self) -> float:
+        """Seconds of processor time that it has taken so far."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -141,9 +147,9 @@ class Target:
         return self.read(answer.content)
 
 
-def to_ours(server: Server, workload: str, codec: Codec, requests: int = 1) -> Target:
-    """Make a request for our server, of the rows of so many, in one of its formats; JSON with arrays in base64."""
-    arrays = WORKLOADS[workload].arrays(requests)
+def to_ours(server: Server, workload: str, codec: Codec) -> Target:
+    """Make the request for our server, in one of its formats; JSON with arrays in base64."""
+    arrays = WORKLOADS[workload].arrays()
     envelope = {"model": workload, **({"encoding": "base64"} if codec is plain.CODEC else {})}
     body = codec.encode(Message(envelope, {"inputs.x": arrays["x"], "tangents.x": arrays["dx"]}))
 

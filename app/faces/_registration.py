@@ -99,7 +99,9 @@ def router(settings: Settings) -> APIRouter:
         summary="Remove a model, or one version of it",
         description="Requests that are under way finish. The numbers of removed versions are not given again.",
         status_code=204,
-        responses=responses(errors.Forbidden, errors.UnknownModel, errors.ReservedName, errors.Overloaded),
+        responses=responses(
+            errors.Forbidden, errors.UnknownModel, errors.ReservedName, errors.InvalidRequest, errors.Overloaded
+        ),
     )
     async def delete(
         engine: EngineDep,

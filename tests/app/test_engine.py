@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 import app.engine
 from app.calls import Call
 from app.main import create_app
+from app.registry import Version
 from app.settings import Settings
 from pushforward.errors import (
     DeadlineExceeded,
@@ -57,7 +58,7 @@ def make_engine(engine, gate):
 
     def make(**settings):
         made = app.engine.Engine.from_settings(Settings(models=(), warm=False, **settings))
-        made._registry.add(engine.models["stacked-rnn"], "a test's")
+        made._registry.add(Version.of(engine.models["stacked-rnn"], "a test's", {}))
         made._runs.programs = gate
         return made
 

@@ -6,6 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.main import create_app
+from app.registry import Version
 from app.settings import Settings
 from models.model import Model
 from pushforward.wire import Message, codecs
@@ -183,7 +184,7 @@ def big_server():
         ]
     )
     with TestClient(create_app(Settings(models=("stacked-rnn",), warm=False, compiled_programs=0))) as client:
-        client.app.state.engine._registry.add(Model("big", network), "a test's")
+        client.app.state.engine._registry.add(Version.of(Model("big", network), "a test's", {}))
         yield client
 
 
