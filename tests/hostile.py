@@ -429,6 +429,14 @@ def nested_without_end(directory):
     return with_config(directory, change)
 
 
+@hostile(422, "config.json", "once parsed")
+def json_of_tiny_lists(directory):
+    def change(config, layers):
+        config["compile_config"] = [[]] * 1_500_000
+
+    return with_config(directory, change)
+
+
 @hostile(400, "JSON")
 def json_nested_without_end(directory):
     _, metadata, weights = plain(directory)

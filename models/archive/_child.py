@@ -1,8 +1,10 @@
 """A process of its own for what an archive may do to it: bounded in memory and time, and thrown away."""
 
+import math
 import multiprocessing
 import re
 import resource
+import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -80,3 +82,6 @@ def _bound(limits: Limits) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     seconds = int(limits.seconds * multiprocessing.cpu_count()) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    # The parent ends what is late; if it was killed itself, nobody else would.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(math.ceil(limits.seconds) + 1)

@@ -37,6 +37,7 @@ _DROPPED = ("regularizer", "constraint")
 _ANY_NUMBER = frozenset(("seed", "shared_object_id", "salt"))
 _LONGEST = 500
 _DEEPEST = 100
+_MOST_PARSED = 2**26
 _HOMES = {"Sequential": "keras", "Model": "keras", "Functional": "keras.src.models.functional"}
 
 
@@ -65,6 +66,12 @@ def clean(text: bytes, dtype: str | None, limits: Limits) -> Clean:
         MalformedBody: if it is no JSON object.
         UnsafeModel: if it holds a class, function or size that it may not; the message names the layer.
     """
+    # Estimated before parsing, in CPython's sizes: a few megabytes of [],[],[] become hundreds.
+    parsed = 64 * text.count(b"[") + 240 * text.count(b"{") + 32 * text.count(b",")
+    if parsed > _MOST_PARSED:
+        raise UnsafeModel(
+            f"config.json would take some {parsed} bytes once parsed, the limit is {_MOST_PARSED}; use a smaller model"
+        )
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,10 @@
 """Archives that somebody made to do harm are refused, with the reason, and do none."""
 
 import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +12,22 @@ from models.archive._limits import Limits
 from models.loader import load, prove
 from pushforward.errors import MalformedBody, UnsafeModel
 from tests.hostile import HOSTILE, marker, plain, with_config, write
+
+ROOT = Path(__file__).parents[2]
+
+PARENT = """
+import os, sys, time
+sys.path.insert(0, os.getcwd())
+
+def linger():
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    from models.archive._child import run
+    from models.archive._limits import Limits
+    run(linger, Limits(seconds=4))
+"""
 
 CLASSES = {400: MalformedBody, 422: UnsafeModel}
 
@@ -55,3 +75,16 @@ def test_the_child_may_not_take_more_memory_than_it_may(tmp_path):
 def test_the_child_may_not_take_longer_than_it_may(tmp_path):
     with pytest.raises(UnsafeModel, match=r"longer than 0\.2 s"):
         prove("m", write(tmp_path, *plain(tmp_path)), limits=Limits(seconds=0.2))
+
+
+def test_the_child_ends_in_time_if_its_parent_is_killed(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
+        child = Path("/proc") / parent.stdout.readline().strip()
+        assert child.exists()
+        parent.kill()
+    deadline = time.monotonic() + 15
+    while child.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not child.exists()
