@@ -13,6 +13,7 @@ UV := $(BIN)/uv
 SYNC = $(UV) pip sync --quiet --require-hashes --compile-bytecode
 LOCK = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-config \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(UPGRADE)
+WANTED := pyproject.toml requirements/server.in
 
 # Stamps: what is in .venv now. The server's comes first, so `make demo` on a fresh machine needs no test tools.
 BOOTED := .venv/.booted
@@ -87,9 +88,11 @@ test-oldest: .venv-oldest/.stamp ## run tests/models on the oldest TensorFlow an
 
 lock: $(BOOTED) ## pin the requirements anew, keeping what still fits [UPGRADE=--upgrade]
 	$(LOCK) requirements/bootstrap.in -o requirements/bootstrap.txt
-	$(LOCK) pyproject.toml requirements/server.in -o requirements/server.txt
-	$(LOCK) -c requirements/server.txt pyproject.toml requirements/server.in requirements/test.in -o requirements/test.txt
-	$(LOCK) pyproject.toml requirements/server.in requirements/oldest.in -o requirements/oldest.txt
+	$(LOCK) $(WANTED) requirements/tensorflow.in -o requirements/server.txt
+	$(LOCK) -c requirements/server.txt $(WANTED) requirements/tensorflow.in requirements/test.in -o requirements/test.txt
+	$(LOCK) -c requirements/server.txt $(WANTED) requirements/tensorflow-cpu.in -o requirements/image-cpu.txt
+	$(LOCK) -c requirements/server.txt $(WANTED) requirements/tensorflow-gpu.in -o requirements/image-gpu.txt
+	$(LOCK) $(WANTED) requirements/oldest.in -o requirements/oldest.txt
 	$(LOCK) requirements/bench-jax.in -o requirements/bench-jax.txt
 	$(LOCK) requirements/bench-tesseract.in -o requirements/bench-tesseract.txt
 
