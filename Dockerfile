@@ -13,7 +13,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/*
 
 
-FROM python AS environment
+FROM python AS tools
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends binutils python3-venv \
@@ -22,6 +22,8 @@ RUN python3 -m venv /opt/tools \
     && python3 -m venv --without-pip /opt/pushforward
 ENV PATH=/opt/pushforward/bin:$PATH
 
+
+FROM tools AS environment
 ARG DEVICE
 COPY requirements/image-${DEVICE}.txt /tmp/requirements.txt
 RUN --mount=type=cache,target=/root/.cache/pip \
