@@ -83,7 +83,7 @@ def main() -> None:
         # A second worker would have its own engine: neither batches nor compiled programs are shared.
         workers=1,
         log_config=None,
-        http=impatient(settings.body_timeout_s),
+        http=impatient(settings.body_timeout_s, settings.send_timeout_s),
         log_level=settings.log_level,
         access_log=False,  # The application writes its own, which knows more.
         timeout_keep_alive=KEEP_ALIVE_S,

@@ -12,13 +12,17 @@ Arrays = Mapping[str, Mapping[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class Call:
-    """One question: `arrays` by field and name (`arrays["inputs"]["x"]`), `options` such as `outputs` or `strategy`."""
+    """One question: `arrays` by field and name (`arrays["inputs"]["x"]`), `options` such as `outputs` or `strategy`.
+
+    `lengths`, if the rows differ, is how many steps of each are its own; the rest of its time axis is padding.
+    """
 
     model: str
     operator: str
     arrays: Arrays
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     timeout_s: float | None = None
+    lengths: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 import app.operators
+from app import answers
 from app.batcher import Batcher
 from app.calls import Answer, Call, Streamed
 from app.kinds import Kinds
@@ -21,14 +21,11 @@ from app.programs import Programs, device
 from app.registration import Hooks, Registration
 from app.registry import Registry, Version
 from app.runs import Runs, Usage
-from app.settings import Settings, variable
-from app.store import Store
+from app.settings import Settings
 from app.warming import warm
-from app.watch import Watch
-from models.loader import Limits
 from models.model import Model
 from pushforward._registry import scan
-from pushforward.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded, TooLarge
+from pushforward.errors import Draining, Overloaded
 
 # An array up to this size is computed before the answer to the request begins, so that `info` tells how.
 AT_ONCE_BYTES = 8_000_000
@@ -86,15 +83,14 @@ class Engine:
             BlockingIOError: if another process uses the directory of models.
         """
         await self._runs.on_thread(self._load)
-        settings = self._settings
-        watch = None if settings.watch_dir is None else Watch(settings.watch_dir, settings.watch_s)
-        hooks = Hooks(come=self._warm, gone=self._forget)
-        store = await asyncio.to_thread(Store, settings.model_dir)
-        self._registration = Registration(self._registry, store, watch, _limits(settings), hooks)
-        self._metrics.watch(
-            "archives_skipped", "Archives on disk that could not be served.", lambda: self._registration.skipped
+        registration = await asyncio.to_thread(
+            Registration.from_settings, self._settings, self._registry, Hooks(come=self._warm, gone=self._forget)
         )
-        await self._registration.start()
+        self._registration = registration
+        self._metrics.watch(
+            "archives_skipped", "Archives on disk that could not be served.", lambda: registration.skipped
+        )
+        await registration.start()
 
     async def close(self) -> None:
         """Refuse new calls and finish those that were accepted."""
@@ -104,6 +100,21 @@ class Engine:
         if self._pending:
             await self._idle.wait()
         await self._runs.close()
+
+    def admit(self) -> None:
+        """Refuse a call that would find no place, before its body is read; one that is not refused has none yet.
+
+        Raises:
+            Overloaded: if as many calls wait as may.
+            Draining: while shutting down.
+        """
+        if self._draining:
+            raise Draining(
+                "the server is shutting down; send the request to another one, or again later", retry_after_s=5
+            )
+        waiting = self._pending + self._runs.orphans
+        if waiting >= self._settings.queue_size:
+            raise Overloaded(f"{waiting} calls are waiting, as many as may; try again later", retry_after_s=1)
 
     async def __call__(self, call: Call) -> Answer:
         """Answer one call.
@@ -116,13 +127,7 @@ class Engine:
             Overloaded: if too many calls wait; Draining while shutting down.
             DeadlineExceeded: if it takes longer than it may.
         """
-        if self._draining:
-            raise Draining(
-                "the server is shutting down; send the request to another one, or again later", retry_after_s=5
-            )
-        waiting = self._pending + self._runs.orphans
-        if waiting >= self._settings.queue_size:
-            raise Overloaded(f"{waiting} calls are waiting, as many as may; try again later", retry_after_s=1)
+        self.admit()
         version, operator = self._registry.find(call.model), self._operators[call.operator]
         usage = Usage()
         limit = min(call.timeout_s or self._settings.timeout_s, self._settings.timeout_s)
@@ -133,15 +138,15 @@ class Engine:
                     model = version.loaded or await self._loading(version)
                     job = self._kinds.prepare(operator, model, call) or await self._check(operator, model, call)
                     if job.plan_only:
-                        return self._answer(model, job, {})
-                    self._check_size(job)
+                        return answers.answer(model, job, {}, self._about(job))
+                    answers.check_size(job, self._settings, AT_ONCE_BYTES)
                     if job.whole is not None and job.whole.nbytes > AT_ONCE_BYTES:
                         return self._streamed(model, operator.name, job, job.whole, call, usage)
                     arrays, findings = await self._compute(model, operator.name, job, usage)
             except TimeoutError:
-                raise self._late(limit) from None
+                raise answers.late(limit, self._settings) from None
             self._learn(model, operator.name, job, usage)
-            return self._answer(model, job, arrays, {**self._measured(job, usage, arrays), **findings})
+            return answers.answer(model, job, arrays, self._about(job), answers.measured(job, usage, arrays) | findings)
         finally:
             self._done()
 
@@ -219,71 +224,22 @@ class Engine:
                     async for item in items:
                         yield item
             except TimeoutError:
-                raise self._late(own or self._settings.timeout_s) from None
+                raise answers.late(own or self._settings.timeout_s, self._settings) from None
             finally:
                 self._done()
             self._learn(model, operator, job, usage)
 
-        answer = self._answer(model, job, {}, {"streamed": True})
+        answer = answers.answer(model, job, {}, self._about(job), {"streamed": True})
         return replace(answer, streamed=Streamed(whole.field, whole.shape, whole.dtype, blocks()))
-
-    def _check_size(self, job: Job) -> None:
-        size, most = job.nbytes, self._settings.max_response_bytes
-        if size > most:
-            raise TooLarge(
-                f"the answer would have {size} bytes, the limit is {most}; send fewer steps or rows, ask for fewer "
-                f"parts, push directions with POST /jvp, or have {variable('max_response_mb')} raised on the server",
-                expected=f"at most {most} bytes",
-                received=f"{size} bytes",
-            )
-        size = max(size, job.whole.nbytes if job.whole is not None else 0)
-        if job.check is not None and size > AT_ONCE_BYTES:
-            raise InvalidRequest(
-                f"expected an answer of up to {AT_ONCE_BYTES} bytes to check, got one of {size}; ask for less at once",
-                path="check",
-                expected=f"at most {AT_ONCE_BYTES} bytes",
-                received=f"{size} bytes",
-            )
 
     def _learn(self, model: Model, operator: str, job: Job, usage: Usage) -> None:
         self._runs.learn(job.flops, usage)
         labelled(self._metrics.queue_seconds, operator, model.name).observe(usage.queued or 0.0)
         labelled(self._metrics.compute_seconds, operator, model.name).observe(usage.computed)
 
-    def _late(self, limit: float) -> DeadlineExceeded:
-        own = limit < self._settings.timeout_s
-        remedy = "give a larger timeout_s" if own else f"raise the server's {variable('timeout_s')}"
-        return DeadlineExceeded(
-            f"the answer was not ready within {limit:g} s; send fewer rows, ask for less at once, or {remedy}",
-            expected=f"{limit:g} s",
-        )
-
-    def _answer(
-        self, model: Model, job: Job, found: Mapping[str, np.ndarray], info: Mapping[str, Any] = MappingProxyType({})
-    ) -> Answer:
-        arrays: dict[str, dict[str, np.ndarray]] = {}
-        for path, array in found.items():
-            field, _, name = path.partition(".")
-            arrays.setdefault(field, {})[name] = array
-        first: dict[str, Any] = {
-            "strategy": job.strategy,
-            "dtype": model.dtype,
-            "device": self._device,
-            "rows": job.rows,
-        }
-        if job.whole is not None:
-            first["seconds"] = float(f"{self._runs.seconds(job.flops):.3g}")
-        info = {**first, **job.info, **info, "casts": list(job.casts)}
-        return Answer(model.name, model.version, arrays, info, job.extra)
-
-    def _measured(self, job: Job, usage: Usage, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        return {
-            "batch_rows": usage.batch_rows or job.rows,
-            "queue_ms": round((usage.queued or 0.0) * 1e3, 3),
-            "compute_ms": round(usage.computed * 1e3, 3),
-            "compiled": usage.compiled,
-            "nonfinite": sum(a.size - np.count_nonzero(np.isfinite(a)) for a in arrays.values()),
-        }
+    def _about(self, job: Job) -> dict[str, Any]:
+        about: dict[str, Any] = {"device": self._device}
+        return about if job.whole is None else about | {"seconds": float(f"{self._runs.seconds(job.flops):.3g}")}
 
     def _load(self) -> None:
         self._device = device()
@@ -313,12 +269,3 @@ class Engine:
 
 def _checking(check: Check, arrays: Mapping[str, np.ndarray]) -> Generator[Item, Arrays, None]:
     yield (yield from check(arrays))
-
-
-def _limits(settings: Settings) -> Limits:
-    return Limits(
-        parameters=settings.max_parameters,
-        seconds=settings.register_s,
-        memory_bytes=int(settings.register_mb * 1e6),
-        allowed=settings.allow_classes,
-    )

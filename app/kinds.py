@@ -66,7 +66,7 @@ class Kinds:
 
 def _key(operator: Operator, model: Model, call: Call) -> Hashable | None:
     options = repr(call.options) if call.options else ""
-    if len(options) > _LONGEST:
+    if len(options) > _LONGEST or call.lengths is not None:  # lengths are numbers that decide what is to be done
         return None
     arrays = tuple(
         (field, name, array.shape, array.dtype) for field, group in call.arrays.items() for name, array in group.items()

@@ -24,6 +24,10 @@ _ids = random.Random()
 # How long a client that was answered before its body's end may go on sending it: several long round trips.
 LINGER_S = 2.0
 
+# A body of up to so many bytes, of which the rest comes within so many seconds, is let in and dropped instead: the
+# connection stays, and a client that is to send its request again later need not open another.
+_SHORT, _MOMENT_S = 1_000_000, 0.1
+
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
 
 
@@ -101,8 +105,9 @@ class BodyLimit:
     """Bounds a request's body in size and in time.
 
     Too large: refused by its Content-Length at once, without one as soon as too much has come. Too slow: refused when
-    its time is over. Whatever is answered before the body's end, the connection is closed after it: what the client
-    still sends is let in for a moment, so that it comes to read the answer, and then cut off.
+    its time is over. When something is answered before the body's end, what is left of a short one is let in and
+    dropped. After any other the connection is closed: what the client still sends is let in for a moment, so that it
+    comes to read the answer, and then cut off.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
@@ -116,7 +121,11 @@ class BodyLimit:
             await self.app(scope, receive, send)
             return
         declared = header(scope, b"content-length")
-        body = _Body(self, declared not in ("", "0") or header(scope, b"transfer-encoding") != "", receive, send)
+        chunked = header(scope, b"transfer-encoding") != ""
+        # To take a body that waits for 100 Continue would be to ask for it.
+        unasked = not chunked and header(scope, b"expect") == ""
+        short = unasked and declared.isdecimal() and int(declared) <= min(_SHORT, self.max_bytes)
+        body = _Body(self, declared not in ("", "0") or chunked, short, receive, send)
         if declared.isdecimal() and int(declared) > self.max_bytes:
             error = body_too_large(f"{int(declared)} bytes", self.max_bytes)
             await problem(error, scope["state"]["request_id"])(scope, receive, body.send)
@@ -127,8 +136,9 @@ class BodyLimit:
 class _Body:
     """One request's body as it is read, and the answer as it is sent."""
 
-    def __init__(self, limit: BodyLimit, has_body: bool, receive: Receive, send: Send) -> None:
+    def __init__(self, limit: BodyLimit, has_body: bool, short: bool, receive: Receive, send: Send) -> None:
         self._ended = not has_body
+        self._short = short
         self._closing = False
         self._size = 0
         self._limit = limit
@@ -150,8 +160,11 @@ class _Body:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start" and not self._ended:
-            self._closing = True
-            MutableHeaders(scope=message)["Connection"] = "close"
+            if self._short:
+                await self._let_in(min(asyncio.get_running_loop().time() + _MOMENT_S, self._deadline))
+            if not self._ended:
+                self._closing = True
+                MutableHeaders(scope=message)["Connection"] = "close"
         if not self._closing or message["type"] != "http.response.body" or message.get("more_body", False):
             await self._send(message)
             return
@@ -167,9 +180,12 @@ class _Body:
 
     async def _linger(self) -> None:
         # Closed at once, with bytes unread, the system would reset the connection, and with it the answer.
+        await self._let_in(asyncio.get_running_loop().time() + LINGER_S)
+
+    async def _let_in(self, end: float) -> None:
         enough = 2 * self._limit.max_bytes
         try:
-            async with asyncio.timeout(LINGER_S):
+            async with asyncio.timeout_at(end):
                 while not self._ended and self._size < enough:
                     await self._receive_more()
         except TimeoutError:

@@ -15,17 +15,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from app import kept
 from app.registry import Registry, Version
-from app.settings import variable
-from app.store import Damaged, Record, Store, Stored, check_name, digest
+from app.settings import Settings, variable
+from app.store import Record, Store, Stored, check_name, digest
 from app.watch import Watch
 from models.loader import Limits, load, prove
 from models.model import Model
-from pushforward.errors import AlreadyRegistered, Overloaded, PushforwardError, ReservedName, UnsafeModel
+from pushforward.errors import AlreadyRegistered, Overloaded, PushforwardError, ReservedName
 
 _log = logging.getLogger(__name__)
-
-_SUMMARY = "registered from a .keras archive"
 
 # How many registrations may wait for one another: each takes seconds.
 _MOST_WAITING = 16
@@ -62,6 +61,22 @@ class Registration:
         self._watching: asyncio.Task[None] | None = None
         self.skipped = 0
         """Archives and versions found on disk that could not be served."""
+
+    @classmethod
+    def from_settings(cls, settings: Settings, registry: Registry, hooks: Hooks) -> "Registration":
+        """Make what the settings ask for.
+
+        Raises:
+            BlockingIOError: if another process uses the directory of models.
+        """
+        watch = None if settings.watch_dir is None else Watch(settings.watch_dir, settings.watch_s)
+        limits = Limits(
+            parameters=settings.max_parameters,
+            seconds=settings.register_s,
+            memory_bytes=int(settings.register_mb * 1e6),
+            allowed=settings.allow_classes,
+        )
+        return cls(registry, Store(settings.model_dir), watch, limits, hooks)
 
     async def start(self) -> None:
         """Register what is kept and what lies in the watched directory; go on watching."""
@@ -155,7 +170,7 @@ class Registration:
         model = await asyncio.to_thread(load, name, archive, version=number, dtype=dtype, limits=self._limits)
         await self._hooks.come(model)
         stored = await asyncio.to_thread(self._keep, model, archive, dtype)
-        self._registry.add(Version.of(model, _SUMMARY, _shown(stored)))
+        self._registry.add(Version.of(model, kept.SUMMARY, kept.shown(stored)))
         _log.info("registered %s@%d, SHA-256 %s", name, number, stored.record.sha256)
         return {**self._registry.describe(f"{name}@{number}"), "adjoint_error": report.adjoint_error}
 
@@ -182,47 +197,11 @@ class Registration:
         await asyncio.to_thread(gc.collect)
 
     def _restore(self) -> None:
-        found, damaged = self._store.versions()
-        for error in damaged:
-            self._skip(error)
-        for name in dict.fromkeys(stored.record.name for stored in found):
-            if self._registry.built_in(name):
-                self._skip(f"{name} is kept on disk, but also the name of a built-in model, which is served")
-                continue
-            of_name = [self._version(stored) for stored in found if stored.record.name == name]
-            while of_name and not self._loads(of_name[-1]):
-                of_name.pop()
-            # Only the latest is loaded: the others wait until they are asked for.
-            for version in of_name:
-                self._registry.add(version)
-
-    def _loads(self, version: Version) -> bool:
-        try:
-            version.model()
-        except PushforwardError as error:
-            self._skip(f"{version.name}@{version.number} can't be loaded: {error}")
-            return False
-        return True
-
-    def _version(self, stored: Stored) -> Version:
-        record = stored.record
-
-        def read() -> Model:
-            try:
-                stored.check()
-            except Damaged as error:
-                _log.error("%s", error)
-                raise UnsafeModel(
-                    f"{record.name}@{record.version} is damaged on the server's disk; register it again"
-                ) from error
-            model = load(
-                record.name, stored.archive, version=record.version, dtype=record.dtype, limits=self._limits
-            )
-            if model.signature.describe() != record.signature:
-                _log.warning("%s@%d has another signature than when it was registered", record.name, record.version)
-            return model
-
-        return Version(record.name, record.version, read, _SUMMARY, _shown(stored))
+        versions, skipped = kept.versions(self._store, self._limits, self._registry.built_in)
+        for why in skipped:
+            self._skip(why)
+        for version in versions:
+            self._registry.add(version)
 
     async def _go_on(self, watch: Watch) -> None:
         while True:
@@ -248,8 +227,3 @@ class Registration:
     def _skip(self, why: object) -> None:
         self.skipped += 1
         _log.error("%s", why)
-
-
-def _shown(stored: Stored) -> dict[str, Any]:
-    record = stored.record
-    return {"registered": record.registered, "sha256": record.sha256, "bytes": record.size}

@@ -114,8 +114,9 @@ class Registry:
 
     def add(self, version: Version) -> None:
         """Register a version of a model whose name is not that of a built-in one."""
-        before = self._names[version.name].versions if version.name in self._names else {}
-        self._names = {**self._names, version.name: _Named({**before, version.number: version})}
+        before = self.versions(version.name) if version.name in self._names else []
+        versions = {v.number: v for v in (*before, version)}
+        self._names = {**self._names, version.name: _Named(versions)}
 
     def remove(self, version: Version) -> None:
         """Remove a version; calls that have it go on with it."""

@@ -49,6 +49,13 @@ class Settings(BaseSettings):
         description="Seconds that a request's body may take to arrive; slower ones are refused: 408. Its headers may "
         "take as long; then the connection is closed.",
     )
+    send_timeout_s: float = Field(
+        default=60.0,
+        ge=0.001,
+        le=86_400,
+        description="Seconds that a client may take nothing of its answer, or almost nothing; then the connection is "
+        "closed and what is still to be computed is not. On Linux only.",
+    )
     max_response_mb: float = Field(
         default=256.0, gt=0, description="Largest answer in MB (10^6 bytes); more is refused: 413."
     )
@@ -64,7 +71,8 @@ class Settings(BaseSettings):
         "refused: 413.",
     )
     models: Annotated[tuple[str, ...] | None, NoDecode] = Field(
-        default=None, description="Built-in models to serve, separated by commas; `none` for none of them, all of them if not set."
+        default=None,
+        description="Built-in models to serve, separated by commas; `none` for none of them, all of them if not set.",
     )
     model_dir: Path | None = Field(
         default=None,

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -143,7 +143,7 @@ class Store:
         return found, damaged
 
     @contextmanager
-    def workspace(self) -> Iterator[Path]:
+    def workspace(self) -> Generator[Path]:
         """Make a directory for a version that comes in, on the same disk; it is gone afterwards."""
         directory = Path(tempfile.mkdtemp(dir=self._root / _WORK))
         try:

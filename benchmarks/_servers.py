@@ -93,8 +93,8 @@ class Server:
         self._log.close()
 
 
-def ours(folder: Path) -> Server:
-    """Describe our server, with the models of the workloads as archives in a folder.
+def ours(folder: Path, **settings: str) -> Server:
+    """Describe our server, with the models of the workloads as archives in a folder, and further settings.
 
     Raises:
         WorkerError: if they can't be saved.
@@ -104,8 +104,8 @@ def ours(folder: Path) -> Server:
     )
     if saved.returncode:
         raise WorkerError(f"the models can't be saved:\n{saved.stderr[-2000:]}")
-    # One built-in model, the smallest: none can't be said, and all take longer to start.
-    environment = {"PUSHFORWARD_MODELS_DIR": str(folder), "PUSHFORWARD_MODELS": "stacked-rnn"}
+    given = {"watch_dir": str(folder), "models": "none", **settings}
+    environment = {f"PUSHFORWARD_{name.upper()}": value for name, value in given.items()}
     return Server(lambda port: [sys.executable, "-m", "app", "--port", str(port)], "/health/ready", environment)
 
 
@@ -141,9 +141,9 @@ class Target:
         return self.read(answer.content)
 
 
-def to_ours(server: Server, workload: str, codec: Codec) -> Target:
-    """Make the request for our server, in one of its formats; JSON with arrays in base64."""
-    arrays = WORKLOADS[workload].arrays()
+def to_ours(server: Server, workload: str, codec: Codec, requests: int = 1) -> Target:
+    """Make a request for our server, of the rows of so many, in one of its formats; JSON with arrays in base64."""
+    arrays = WORKLOADS[workload].arrays(requests)
     envelope = {"model": workload, **({"encoding": "base64"} if codec is plain.CODEC else {})}
     body = codec.encode(Message(envelope, {"inputs.x": arrays["x"], "tangents.x": arrays["dx"]}))
 

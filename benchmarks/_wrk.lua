@@ -5,6 +5,10 @@ function init(args)
     wrk.method, wrk.body = "POST", file:read("*a")
     wrk.headers["Content-Type"], wrk.headers["Accept"] = args[2], args[3]
     file:close()
+    local pause = tonumber(args[4])
+    if pause > 0 then
+        delay = function() return pause end
+    end
 end
 
 function done(summary, latency, requests)

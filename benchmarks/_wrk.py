@@ -75,8 +75,8 @@ class Request:
     accept: str
 
 
-def load(request: Request, connections: int, seconds: int) -> Load:
-    """Send a request over and over, on that many connections, for so many seconds.
+def load(request: Request, connections: int, seconds: int, pause_s: float = 0.0) -> Load:
+    """Send a request over and over, on that many connections, for so many seconds, with a pause after each answer.
 
     Raises:
         WorkerError: if wrk fails, as when nobody listens.
@@ -86,7 +86,7 @@ def load(request: Request, connections: int, seconds: int) -> Load:
         file.flush()
         options = {"threads": 1, "connections": connections, "duration": f"{seconds}s", "timeout": f"{PATIENCE_S}s"}
         command = ["wrk", *(f"--{name}={value}" for name, value in options.items()), f"--script={SCRIPT}"]
-        given = [request.url, "--", file.name, request.content_type, request.accept]
+        given = [request.url, "--", file.name, request.content_type, request.accept, str(round(1e3 * pause_s))]
         done = subprocess.run([*command, *given], capture_output=True, text=True, check=False)
     if done.returncode:
         raise WorkerError(f"wrk against {request.url} failed: {(done.stderr or done.stdout).strip()[-500:]}")

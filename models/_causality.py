@@ -36,7 +36,7 @@ def is_causal(network: keras.Model) -> bool:
 
 def acausal_layer(network: keras.Model) -> str | None:
     """Name the first layer for which `is_causal` is False; None if there is none."""
-    found = next((layer for layer in layers_across_time(network) if not _causal(layer)), None)
+    found = next((layer for layer in layers_across_time(network) if not is_causal_layer(layer)), None)
     return None if found is None else f"layer {found.name!r} ({type(found).__name__}) looks beyond its own time step"
 
 
@@ -51,7 +51,7 @@ def masking_layer(network: keras.Model) -> str | None:
 def keeps_length(network: keras.Model) -> bool:
     """Tell whether every sequence inside `network` has as many steps as the one that goes in; False if in doubt."""
     recurrent = (_L.RNN, _L.Bidirectional)
-    return all(isinstance(layer, recurrent) or _causal(layer) for layer in layers_across_time(network))
+    return all(isinstance(layer, recurrent) or is_causal_layer(layer) for layer in layers_across_time(network))
 
 
 def layers_across_time(network: keras.layers.Layer) -> list[keras.layers.Layer]:
@@ -79,9 +79,9 @@ def mixing_layer(network: keras.Model) -> str | None:
 
 
 def _rowwise(layer: keras.layers.Layer) -> bool:
-    if not all(isinstance(o, _L.Layer) or _makes_mask(o) for o in getattr(layer, "operations", ())):
+    if not all(isinstance(o, _L.Layer) or makes_mask(o) for o in getattr(layer, "operations", ())):
         return False
-    if not all(_elementwise(getattr(layer, name, None)) for name in ("activation", "recurrent_activation")):
+    if not all(is_elementwise(getattr(layer, name, None)) for name in ("activation", "recurrent_activation")):
         return False
     axis = getattr(layer, "axis", None)
     axes = axis if isinstance(axis, list | tuple) else [axis]
@@ -97,11 +97,12 @@ def _rowwise(layer: keras.layers.Layer) -> bool:
     return ours and not isinstance(layer, (*_OF_USERS, _L.Dot))
 
 
-def _causal(layer: keras.layers.Layer) -> bool:
+def is_causal_layer(layer: keras.layers.Layer) -> bool:
+    """Tell whether step t of what a layer returns depends on steps up to t only; False if in doubt."""
     # A functional model's operations that are no layers, such as `x[:, ::-1]`, are not among its sublayers.
-    if not all(isinstance(o, _L.Layer) or _makes_mask(o) for o in getattr(layer, "operations", ())):
+    if not all(isinstance(o, _L.Layer) or makes_mask(o) for o in getattr(layer, "operations", ())):
         return False
-    if not _elementwise(getattr(layer, "activation", None)):
+    if not is_elementwise(getattr(layer, "activation", None)):
         return False
     # Keras merges (batch, feature) with (batch, time, feature) by giving the former to every step.
     if getattr(layer, "_reshape_required", False):
@@ -120,12 +121,12 @@ def _causal(layer: keras.layers.Layer) -> bool:
     return isinstance(layer, _PER_STEP) and type(layer).__module__.startswith(("keras.", "models."))
 
 
-def _makes_mask(operation: Any) -> bool:
+def makes_mask(operation: Any) -> bool:
     """Tell whether an operation is one of those with which Masking and Embedding make their masks, step by step."""
     kind = type(operation).__name__
     return kind == "NotEqual" or (kind == "Any" and operation.axis in (-1, [-1], (-1,)))
 
 
-def _elementwise(activation: Any) -> bool:
+def is_elementwise(activation: Any) -> bool:
     """Tell whether an activation is one of Keras's, none of which looks across time; a user's own may."""
     return activation is None or str(getattr(activation, "__module__", "")).startswith("keras.src.activations")

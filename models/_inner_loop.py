@@ -37,6 +37,8 @@ def inner_loop(layer: keras.layers.RNN, sequences: tf.Tensor, initial_state: Any
     structure = initial_state if keras.tree.is_nested(initial_state) else [initial_state]
     states = [tf.convert_to_tensor(s) for s in keras.tree.flatten(structure)]
     probe, rule = active(), cells.find(layer.cell)
+    mask = mask[0] if keras.tree.is_nested(mask) else mask
+    mask = mask if probe is None else probe.mask(layer, mask)
     if probe is not None and rule is not None and _by_one_step(layer, probe, sequences, mask):
         weights, along = rule.weights(layer.cell), _along(probe, states, sequences)
         sequence, final = step_by_matrices(rule, weights, states, sequences, along)
@@ -193,7 +195,6 @@ def _fit(mask: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _time_major_mask(mask: Any) -> tf.Tensor | None:
-    mask = mask[0] if keras.tree.is_nested(mask) else mask
     if mask is None:
         return None
     mask = tf.cast(mask, tf.bool)

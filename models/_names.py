@@ -17,6 +17,7 @@ from models._causality import (
     mixing_layer,
 )
 from models._probe import Probe
+from models._ragged import ragged_obstacle
 from models.signature import Array, Signature
 
 _SPATIAL = ("height", "width", "depth")
@@ -85,6 +86,7 @@ def describe(
         one_length=keeps_length(network) and sequences == 1,
         obstacle=_obstacle(network, sequences, probe, places),
         mixing=mixing_layer(network),
+        padding=ragged_obstacle(network) if sequences else "the model has no input with a time axis",
         dtype=next(iter(outputs.values())).dtype.name,
     )
     return signature, tuple(places), variables

@@ -29,12 +29,16 @@ class Probe:
 
     `directions` is how many stacked tangents or cotangents will follow, 0 if that is not known; the stacked tangents of
     `basis`, if there are any such tensors, are the identity: of their last axes side by side, for each row of a single
-    step. `initial` and `nudges` hold a tensor or None per slot; a nudge is `(batch, time, ...)`.
+    step. `steps`, boolean and `(batch, time)`, tells which steps belong to their rows; the rest is padding, which the
+    layers whose `id` is in `across` skip. `initial` and `nudges` hold a tensor or None per slot; a nudge is `(batch,
+    time, ...)`.
     """
 
     unrolled: bool = False
     directions: int = 0
     basis: Tensors = field(default_factory=list)
+    steps: tf.Tensor | None = None
+    across: frozenset[int] = frozenset()
     initial: dict[int, Maybe] = field(default_factory=dict)
     nudges: dict[int, Maybe] = field(default_factory=dict)
     visits: dict[int, Visit] = field(default_factory=dict)
@@ -42,6 +46,12 @@ class Probe:
     def visit(self, layer: keras.layers.Layer) -> Visit:
         """Return the record of a layer, a new one at its first visit."""
         return self.visits.setdefault(id(layer), Visit())
+
+    def mask(self, layer: keras.layers.Layer, mask: tf.Tensor | None) -> tf.Tensor | None:
+        """Return the mask of a layer that is called with `mask`, `(batch, time)`: padding is masked besides."""
+        if self.steps is None or id(layer) not in self.across:
+            return mask
+        return self.steps if mask is None else tf.logical_and(tf.cast(mask, tf.bool), self.steps)
 
 
 _ACTIVE: ContextVar[Probe | None] = ContextVar("probe", default=None)

@@ -21,19 +21,21 @@ class Tolerances:
     """What may be left over in one dtype: relative to the largest number compared.
 
     `adjoint` is for `adjoint_error`, `difference` for a JVP against `central_difference`, `equality` for two ways to
-    compute one thing, such as strategies.
+    compute one thing, such as strategies, `joined` for a call that was computed with others against the same alone. In
+    float32 the latter is relative to 1 if that is more: a score is a sum of numbers that cancel each other.
     """
 
     adjoint: float
     difference: float
     equality: float
+    joined: float
 
 
 # Differences in float16 see a wrong sign or a missing factor, little more: check such a model in a wider dtype, too.
 TOLERANCES: Mapping[str, Tolerances] = {
-    "float64": Tolerances(adjoint=1e-12, difference=1e-6, equality=1e-12),
-    "float32": Tolerances(adjoint=1e-5, difference=5e-3, equality=1e-5),
-    "float16": Tolerances(adjoint=1e-2, difference=5e-1, equality=1e-2),
+    "float64": Tolerances(adjoint=1e-12, difference=1e-6, equality=1e-12, joined=1e-14),
+    "float32": Tolerances(adjoint=1e-5, difference=5e-3, equality=1e-5, joined=1e-6),
+    "float16": Tolerances(adjoint=1e-2, difference=5e-1, equality=1e-2, joined=1e-2),
 }
 
 

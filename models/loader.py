@@ -16,9 +16,7 @@ __all__ = ["Limits", "Report", "load", "prove"]
 _DEFAULT = Limits()
 
 
-def load(
-    name: str, archive: Path, *, version: int = 1, dtype: str | None = None, limits: Limits = _DEFAULT
-) -> Model:
+def load(name: str, archive: Path, *, version: int = 1, dtype: str | None = None, limits: Limits = _DEFAULT) -> Model:
     """Load an archive that `model.save("name.keras")` wrote. Nothing in it is run, and no file beside it is read.
 
     Args:

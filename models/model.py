@@ -10,11 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from models import _tf
+from models._causality import layers_across_time
 from models._masks import holding
 from models._names import Place, describe
 from models._probe import Probe, probing
+from models._ragged import steps_of, without_padding
 from models.recurrent import make_forward_safe
-from models.signature import Signature
+from models.signature import LENGTHS, Signature
 from pushforward.errors import UnsafeModel
 
 Tensors = dict[str, tf.Tensor]
@@ -48,6 +50,7 @@ class Model:
                 layer.input_spec = None
         specs, self._structure, input_names = _tf.model_inputs(network, inputs)
         self._inputs = dict(zip(input_names, specs, strict=True))
+        self._across = frozenset(id(layer) for layer in layers_across_time(network))
         self._places: tuple[Place, ...] = ()
         self._variables: dict[str, keras.Variable] = {}
         self._output_names: list[str] = []
@@ -71,7 +74,9 @@ class Model:
         """Evaluate the model: a pure, differentiable function for use while a `tf.function` is traced.
 
         Args:
-            arrays: tensors by input-side name; every model input, and any state, hidden perturbation or parameter.
+            arrays: tensors by input-side name; every model input, and any state, hidden perturbation or parameter; and,
+                if rows are padded at the end, as `LENGTHS` how many steps of each are its own, `(batch,)`. The model
+                then runs as Keras runs it with that mask, and no result depends on what stands in the padding.
             outputs: output-side names.
             unrolled: write every recurrence out step by step; time must be known.
             directions: how many stacked tangents or cotangents it will be differentiated along, if that is known: many
@@ -88,7 +93,12 @@ class Model:
                 given = [arrays.get(f"{kind}.{place.name}.{slot}") for slot in place.slots]
                 if any(g is not None for g in given):
                     wishes[id(place.layer)] = given
-        found = self._call(probe, {n: arrays[n] for n in self._inputs}, arrays)
+        inputs = {n: arrays[n] for n in self._inputs}
+        if LENGTHS in arrays:
+            sequences = [a.name for a in self.signature.sequences]
+            probe.across, probe.steps = self._across, steps_of(arrays[LENGTHS], inputs[sequences[0]])
+            inputs |= {n: without_padding(inputs[n], probe.steps) for n in sequences}
+        found = self._call(probe, inputs, arrays)
         for place in self._places:
             visit = probe.visit(place.layer)
             for kind, values in (("state", visit.final), ("hidden", visit.hidden)):

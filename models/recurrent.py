@@ -14,6 +14,7 @@ import tensorflow as tf
 from models import _tf
 from models._inner_loop import inner_loop, is_stock_loop, uses_dropout
 from models._probe import active
+from models._ragged import mean_of_steps, without_padding
 from pushforward.errors import UnsafeModel
 
 __all__ = ["GRU", "LSTM", "RNN", "Bidirectional", "SimpleRNN", "TimeDistributed", "make_forward_safe"]
@@ -54,6 +55,8 @@ def _make_layer_safe(layer: keras.layers.Layer) -> None:
         _replace(layer, "call", _time_distributed_call)
     elif type(layer) is keras.layers.Embedding:
         _replace(layer, "call", _embedding_call)
+    elif type(layer) is keras.layers.GlobalAveragePooling1D:
+        _replace(layer, "call", _mean_call)
     elif isinstance(layer, keras.layers.Bidirectional):
         for inner in (layer.forward_layer, layer.backward_layer):
             _make_layer_safe(inner)
@@ -110,8 +113,20 @@ def _embedding_call(self: keras.layers.Embedding, inputs: tf.Tensor) -> tf.Tenso
     visit = probe.visit(self)
     visit.calls += 1
     (nudge,) = probe.nudges.get(id(self), [None])
+    if nudge is not None and probe.steps is not None:
+        nudge = without_padding(
+            nudge, probe.steps
+        )  # as that of a recurrent layer, whose masked steps have no own state
     visit.hidden = [output if nudge is None else output + nudge]
     return visit.hidden[0]
+
+
+def _mean_call(
+    self: keras.layers.GlobalAveragePooling1D, inputs: tf.Tensor, mask: tf.Tensor | None = None
+) -> tf.Tensor:
+    probe = active()
+    steps = None if probe is None or probe.steps is None else probe.mask(self, mask)
+    return _stock(self, "call")(inputs, mask=mask) if steps is None else mean_of_steps(inputs, steps)
 
 
 class _Recurrent(keras.layers.RNN):

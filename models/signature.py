@@ -11,6 +11,9 @@ from pushforward.errors import InvalidArray, NotDifferentiable, UnknownName
 
 STRATEGIES = ("scan", "unrolled", "reverse")
 
+LENGTHS = "/lengths"
+"""The name among a model's inputs of how many steps each row has; Keras allows no slash in names of its own."""
+
 
 @dataclass(frozen=True)
 class Array:
@@ -46,7 +49,8 @@ class Signature:
     layer computes, so that a request cannot give it. `hidden` is the state after each step: an output, or, as an input,
     a zero perturbation added there; so is the output of an Embedding. `parameters` can be directions and gradients, but
     not values. `obstacle` says why the model can't be run step by step, its states handed on; None if it can. `mixing`
-    says why rows of a batch may know of each other; None if they don't. With `one_length` all sequences have as many
+    says why rows of a batch may know of each other; None if they don't. `padding` says why rows can't have lengths of
+    their own, shorter ones padded at the end; None if they can. With `one_length` all sequences have as many
     steps as the one input that is a sequence; without, only a run of the model tells how many each has.
     """
 
@@ -60,6 +64,7 @@ class Signature:
     one_length: bool
     obstacle: str | None
     mixing: str | None
+    padding: str | None
     dtype: str
 
     @property
@@ -85,7 +90,10 @@ class Signature:
             "wired": sorted(self.wired),
             "causal": self.causal,
             "stepwise": self.obstacle is None,
+            "obstacle": self.obstacle,
             "rowwise": self.mixing is None,
+            "ragged": self.padding is None,
+            "ragged_obstacle": self.padding,
             "dtype": self.dtype,
             "strategies": ["auto", *STRATEGIES],
         }

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from typing import IO
 
 import httpx2
 
@@ -44,12 +45,15 @@ class Connection:
         path: str,
         message: Message | None = None,
         *,
+        content: IO[bytes] | None = None,
+        params: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Generator[httpx2.Response, None, None]:
         """Send a request and give its successful response, whose body is still to be read.
 
-        The time limit is for each read, not for the whole body.
+        The body is the message, or the contents of a file, which is read as it is sent. The time limit is for each read
+        of the answer, not for the whole body.
 
         Raises:
             DeadlineExceeded: if nothing comes in time.
@@ -62,13 +66,15 @@ class Connection:
         if patience == math.inf:  # which a socket does not take
             patience = None
         timeout = httpx2.Timeout(patience, connect=10.0)
-        content, sent = None, dict(headers or {})
+        body, sent = content, dict(headers or {})
         if message is not None:
-            content = self._codec.encode(message)
+            body = self._codec.encode(message)
             sent |= {"Content-Type": self._codec.media_type, "Accept": self._codec.media_type}
         server = address(self._http.base_url)
         try:
-            with self._http.stream(method, path, content=content, headers=sent, timeout=timeout) as response:
+            with self._http.stream(
+                method, path, content=body, params=params, headers=sent, timeout=timeout
+            ) as response:
                 if not response.is_success:
                     response.read()
                     raise error_of(response)
@@ -80,10 +86,20 @@ class Connection:
             raise ConnectionFailed(f"can't reach {server}: {reason}") from error
 
     def fetch(
-        self, method: str, path: str, message: Message | None = None, *, timeout_s: float | None = None
+        self,
+        method: str,
+        path: str,
+        message: Message | None = None,
+        *,
+        content: IO[bytes] | None = None,
+        params: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> httpx2.Response:
         """Send a request and give its successful response as a whole; raises what `stream` does."""
-        with self.stream(method, path, message, timeout_s=timeout_s) as response:
+        with self.stream(
+            method, path, message, content=content, params=params, timeout_s=timeout_s, headers=headers
+        ) as response:
             response.read()
         return response
 

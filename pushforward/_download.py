@@ -4,11 +4,10 @@ The bytes are copied once, a block at a time, and counted: what is not whole is 
 """
 
 import errno
-import importlib
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import httpx2
 import numpy as np
 
+from pushforward._progress import Bars, Progress, bars
 from pushforward._responses import address, unreadable
 from pushforward.errors import ConnectionFailed, DeadlineExceeded, MalformedBody, UnsupportedMediaType
 from pushforward.wire import codecs
@@ -30,7 +30,7 @@ _Allocate = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
 
 
 def download(
-    name: str, answer: AbstractContextManager[httpx2.Response], out: Out, *, progress: bool
+    name: str, answer: AbstractContextManager[httpx2.Response], out: Out, *, progress: Progress
 ) -> tuple[dict[str, Any], Array]:
     """Read the envelope of a safetensors answer, and its array of this name into `out`.
 
@@ -38,7 +38,7 @@ def download(
         name: The array's path.
         answer: Sends the request on entry. What can be known to be wrong with `out` is said before that.
         out: Where the array goes.
-        progress: Whether to show a bar.
+        progress: Whether to show a bar, or what makes it.
 
     Returns:
         The envelope, and the array: `out` itself, or a read-only map of the file, or a new array.
@@ -52,7 +52,7 @@ def download(
         OSError: if `out` is a file that can't be written.
         ImportError: if there is no tqdm to draw the bar.
     """
-    bar = _bars(progress)
+    bar = bars(progress)
     if out is None:
         return _receive(name, answer, np.empty, bar)
     if isinstance(out, np.ndarray):
@@ -74,9 +74,7 @@ def download(
     return envelope, np.lib.format.open_memmap(path, mode="r")
 
 
-def _receive_file(
-    name: str, answer: AbstractContextManager[httpx2.Response], path: Path, bar: Callable[..., Any]
-) -> dict[str, Any]:
+def _receive_file(name: str, answer: AbstractContextManager[httpx2.Response], path: Path, bar: Bars) -> dict[str, Any]:
     # A function of its own, so that the writable map is closed before the file is renamed, which Windows demands.
     envelope, array = _receive(name, answer, partial(_mapped, path), bar)
     if isinstance(array, np.memmap):
@@ -85,7 +83,7 @@ def _receive_file(
 
 
 def _receive(
-    name: str, answer: AbstractContextManager[httpx2.Response], allocate: _Allocate, bar: Callable[..., Any]
+    name: str, answer: AbstractContextManager[httpx2.Response], allocate: _Allocate, bar: Bars
 ) -> tuple[dict[str, Any], Array]:
     with answer as response:
         body = _Body(response)
@@ -223,18 +221,3 @@ def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # others: a file system without this
                     raise
     return array
-
-
-def _bars(progress: bool) -> Callable[..., Any]:
-    """What makes a progress bar, as a context manager; None in place of one that is not wanted."""
-    if not progress:
-        return _no_bar
-    try:
-        # Not an import statement: tqdm has no types.
-        return importlib.import_module("tqdm").tqdm
-    except ImportError:
-        raise ImportError('progress=True needs tqdm: pip install "pushforward[progress]"') from None
-
-
-def _no_bar(**_: object) -> AbstractContextManager[None]:
-    return nullcontext()

@@ -1,6 +1,7 @@
 """From the arguments of a client's method to the request's message."""
 
 from collections.abc import Mapping
+from typing import cast
 
 import numpy.typing as npt
 
@@ -14,12 +15,15 @@ _USUAL_NAME = {"inputs": "x", "tangents": "x", "cotangents": "y"}
 
 
 def request(arrays: Mapping[str, Arrays], fields: Mapping[str, object]) -> Message:
-    """A request of these arrays and other fields, without those that are None.
+    """A request of these arrays and other fields, without those that are None; `lengths` of rows become an array.
 
     Raises:
         InvalidArray: if an array is none, or has a dtype that can't be sent.
     """
-    return Message({name: value for name, value in fields.items() if value is not None}, _paths(arrays))
+    given = {name: value for name, value in fields.items() if value is not None}
+    lengths = given.pop("lengths", None)
+    whole = arrays if lengths is None else {**arrays, "lengths": cast("npt.ArrayLike", lengths)}
+    return Message(given, _paths(whole))
 
 
 def _paths(arrays: Mapping[str, Arrays]) -> dict[str, Array]:

@@ -65,7 +65,9 @@ def masking():
 
 @architecture((2, 6))
 def embedding_with_mask_zero():
-    return keras.Sequential([keras.Input((None,), dtype="int32"), L.Embedding(7, 3, mask_zero=True), L.GRU(4), L.Dense(2)])
+    return keras.Sequential(
+        [keras.Input((None,), dtype="int32"), L.Embedding(7, 3, mask_zero=True), L.GRU(4), L.Dense(2)]
+    )
 
 
 @architecture((2, 5, 3), (2, 5, 2))
@@ -189,8 +191,14 @@ def activations_and_options():
     return sequential(
         L.Dense(4, activation="leaky_relu", kernel_regularizer="l2", kernel_constraint="max_norm"),
         L.PReLU(shared_axes=[1]),
-        L.GRU(4, activation="elu", recurrent_activation="hard_sigmoid", kernel_initializer="he_normal",
-              return_sequences=True, bias_regularizer=keras.regularizers.L1(0.1)),
+        L.GRU(
+            4,
+            activation="elu",
+            recurrent_activation="hard_sigmoid",
+            kernel_initializer="he_normal",
+            return_sequences=True,
+            bias_regularizer=keras.regularizers.L1(0.1),
+        ),
         L.Dense(3, activation=L.LeakyReLU(0.3)),
         L.Softmax(),
         L.Rescaling(2.0, offset=-1.0),

@@ -1,4 +1,4 @@
-"""Archives that somebody made to do harm: one for each way that is known, harmless but for a marker that it would touch.
+"""Archives that somebody made to do harm: one for each known way, harmless but for a marker that it would touch.
 
 Each is a function of a directory that writes the archive there and returns its path; what it would touch if it
 succeeded is `marker(directory)`.

@@ -110,7 +110,7 @@ def url():
     thread.join()
 
 
-EXAMPLES = [("curl", ["sh", "-eu"]), ("python", [sys.executable, "-"]), ("jacobian", [sys.executable, "-"])]
+EXAMPLES = [("curl", ["sh", "-eu"]), *((name, [sys.executable, "-"]) for name in ("python", "jacobian", "chunked"))]
 
 
 @pytest.mark.parametrize(("name", "command"), EXAMPLES)

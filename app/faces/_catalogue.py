@@ -51,6 +51,8 @@ class ModelDescription(ModelSummary):
     outputs: list[ArraySpec]
     hidden: list[ArraySpec]
     causal: bool
+    ragged: bool = Field(description="Whether requests may have `lengths`; if not, `ragged_obstacle` says why.")
+    ragged_obstacle: str | None = Field(None, description="What stands in the way of rows of different lengths.")
     strategies: list[str]
     notes: list[str] = Field(description="What is different here from the model that was saved.")
     versions: list[ModelVersion]

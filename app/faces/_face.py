@@ -87,6 +87,10 @@ class Engine(Protocol):
         """Finish what runs, refuse what comes."""
         ...
 
+    def admit(self) -> None:
+        """Refuse what would be refused whatever it says, before it is read."""
+        ...
+
     async def __call__(self, call: Call) -> Answer:
         """Answer one call."""
         ...

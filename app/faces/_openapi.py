@@ -62,7 +62,8 @@ def operation(operator: Operator, codecs: Iterable[Codec]) -> dict[str, Any]:
     for kind, of_kind in content.items():
         fields = operator.request_fields if kind == "Request" else operator.response_fields
         for codec in codecs:
-            schema = {"$ref": _REF + _component(operator, kind)} if codec.media_type == JSON else _binary(fields)
+            also = ", `lengths` there or as a tensor" if kind == "Request" else ""
+            schema = {"$ref": _REF + _component(operator, kind)} if codec.media_type == JSON else _binary(fields, also)
             of_kind[codec.media_type] = {"schema": schema}
     return {
         "requestBody": {"required": True, "content": content["Request"]},
@@ -70,10 +71,10 @@ def operation(operator: Operator, codecs: Iterable[Codec]) -> dict[str, Any]:
     }
 
 
-def _binary(fields: Iterable[str]) -> dict[str, Any]:
+def _binary(fields: Iterable[str], also: str) -> dict[str, Any]:
     tensors = ", ".join(f"`{field}`" if field in _BARE else f"`{field}.<name>`" for field in fields)
     # OpenAPI 3.1 has no `format: binary`: a schema without a type is how it says raw bytes.
-    return {"description": f"Tensors {tensors}; all other members are JSON in the metadata entry `envelope`."}
+    return {"description": f"Tensors {tensors}; all other members are JSON in the metadata entry `envelope`{also}."}
 
 
 def _fields(fields: Iterable[str]) -> dict[str, Any]:

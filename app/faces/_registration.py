@@ -81,8 +81,9 @@ def router(settings: Settings) -> APIRouter:
         ] = None,
     ) -> dict[str, Any]:
         if if_none_match not in (None, "*"):
-            raise errors.InvalidRequest(f"expected *, got {if_none_match[:80]!r}; versions have no other tags",
-                                        path="If-None-Match")
+            raise errors.InvalidRequest(
+                f"expected *, got {if_none_match[:80]!r}; versions have no other tags", path="If-None-Match"
+            )
         with engine.registration.workspace() as directory:
             archive = FilePath(directory) / "archive"
             with archive.open("wb") as file:

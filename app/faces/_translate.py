@@ -9,8 +9,11 @@ from app.calls import Answer, Call
 from app.faces._face import Operator
 from pushforward.errors import InvalidRequest, UnknownName
 from pushforward.wire import Message
+from pushforward.wire._nested import from_lists
 
 _ENCODINGS = ["list", "base64"]
+
+ENCODED_ARRAY = "#/components/schemas/EncodedArray"
 
 # Members that every operator takes; the face itself reads them.
 COMMON: dict[str, dict[str, Any]] = {
@@ -19,6 +22,14 @@ COMMON: dict[str, dict[str, Any]] = {
         "type": "number",
         "exclusiveMinimum": 0,
         "description": "Seconds after which the answer is no longer wanted (504); the server may have a lower limit.",
+    },
+    "lengths": {
+        "anyOf": [{"type": "array", "items": {"type": "integer", "minimum": 0}}, {"$ref": ENCODED_ARRAY}],
+        "description": "For rows of different lengths, padded at the end: how many steps of each row are its own, one "
+        "integer per row. Padded steps are skipped as by a Keras mask: outputs there repeat the last, states stay, and "
+        "nothing depends on what stands in the padding. Each row's own steps are as if it had been sent alone. Models "
+        "with a layer that can't skip steps (`ragged` is false in their description) take one length only. Where "
+        "several inputs are sequences, it is for all of them. In binary bodies also an integer tensor `lengths`.",
     },
     "encoding": {
         "enum": _ENCODINGS,
@@ -42,6 +53,8 @@ def to_call(operator: Operator, message: Message) -> Call:
     _check_known(operator, (*fields, *options))
     for key, array in message.arrays.items():
         field, _, name = key.partition(".")
+        if key == "lengths":
+            continue
         if field not in arrays:
             raise InvalidRequest(f"in a request to /{operator.name} this is no array; see its schema", path=key)
         if not name:
@@ -67,6 +80,7 @@ def to_call(operator: Operator, message: Message) -> Call:
         arrays=arrays,
         options=options,
         timeout_s=_timeout_s(envelope.get("timeout_s")),
+        lengths=_lengths(message),
     )
 
 
@@ -100,6 +114,15 @@ def _model(value: Any) -> str:
             f"expected a model's name as a string, got {type(value).__name__}; GET /models lists them", path="model"
         )
     return value
+
+
+def _lengths(message: Message) -> np.ndarray | None:
+    array, value = message.arrays.get("lengths"), message.envelope.get("lengths")
+    if value is None:
+        return array
+    if array is not None:
+        raise InvalidRequest("given as a tensor and in the envelope; send one of them", path="lengths")
+    return from_lists(value, "lengths")
 
 
 def _timeout_s(value: Any) -> float | None:

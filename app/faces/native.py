@@ -42,6 +42,7 @@ def _endpoint(operator: Operator, offload: Offload, settings: Settings) -> Calla
         state = request.scope["state"]
         engine: Engine = state["engine"]
         state["operator"] = operator.name  # This and the model are for the log.
+        engine.admit()
         reader = for_content_type(header(request.scope, b"content-type"))
         writer = for_accept(header(request.scope, b"accept"), default=reader)
         pieces = [piece async for piece in request.stream()]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from app.operators import _layouts as layouts
 from app.operators import _programs as programs
-from app.operators import _reading as reading
 from app.operators._operator import Arrays, Tensors, Work
 from models.gradcheck import TOLERANCES, Tolerances, difference_step, largest
 from models.model import Model
@@ -107,7 +107,7 @@ def measure(model: Model, inputs: Arrays, v: Arrays, u: Arrays) -> Generator[Wor
     step = difference_step({name: value_of(model, inputs, name) for name in v}, v, dtype=dtype)
     fields = {"inputs": inputs, "directions": v, "codirections": u}
     feeds = {f"{field}.{name}": array for field, group in fields.items() for name, array in group.items()}
-    shapes = reading.free_shapes(model, feeds)
+    shapes = layouts.free_shapes(model, feeds)
     found = yield Work(
         key=("check",),
         build=lambda: _program(model),

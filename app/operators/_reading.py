@@ -2,21 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from app.calls import Call
-from app.operators._rows import Layout
+from app.operators._lengths import Feeds, read_lengths, with_lengths
 from models.model import Model
 from models.signature import STRATEGIES, Array, fit
 from pushforward.errors import InvalidArray, InvalidRequest, NotDifferentiable, UnknownName
-
-Feeds = dict[str, np.ndarray]
-
-# How many kinds of requests are remembered.
-_KINDS = 512
 
 STRATEGY = {
     "enum": ["auto", *STRATEGIES],
@@ -38,7 +32,10 @@ def outputs_option(what: str) -> dict[str, Any]:
 
 
 def read_inputs(model: Model, call: Call, casts: list[str]) -> Feeds:
-    """Check all given inputs and initial states; every model input must be there, all with one batch size."""
+    """Check all given inputs and initial states; every model input must be there, all with one batch size.
+
+    With rows of different lengths there are zeros in the padding, and the lengths among the feeds.
+    """
     given = call.arrays.get("inputs", {})
     feeds: Feeds = {}
     for name, array in given.items():
@@ -60,7 +57,8 @@ def read_inputs(model: Model, call: Call, casts: list[str]) -> Feeds:
                 expected=batch,
                 received=array.shape[0],
             )
-    return feeds
+    lengths = None if call.lengths is None else read_lengths(model, call.lengths, feeds)
+    return feeds if lengths is None else with_lengths(model, feeds, lengths)
 
 
 def read_directions(
@@ -217,74 +215,3 @@ def example_direction(model: Model) -> dict[str, Any]:
     array = np.zeros([sizes.get(axis, 1) if n is None else n for n, axis in zip(spec.shape, spec.axes, strict=True)])
     array.flat[0] = 1.0
     return {spec.name: array.tolist()}
-
-
-def free_shapes(model: Model, feeds: Feeds, exact: bool = False) -> dict[str, tuple[int | None, ...]]:
-    """Return the shapes that a program takes, with the free axes of the signature; with `exact` these very sizes."""
-    if exact:
-        return {path: array.shape for path, array in feeds.items()}
-    return dict(_free_shapes(model, _ranks(feeds)))
-
-
-def layout(
-    model: Model, feeds: Feeds, outputs: Sequence[str], directions: Sequence[str] = (), wrt: Sequence[str] = ()
-) -> Layout | None:
-    """Tell how works of an operator can be joined: where their rows and steps are.
-
-    Args:
-        model: the model.
-        feeds: what a work feeds.
-        outputs: the outputs that it returns.
-        directions: those that it returns tangents of.
-        wrt: those arrays of the input side that it returns cotangents of.
-
-    Returns:
-        None if they can't: if rows of the model know of each other, or an array has none, such as a weight's tangent.
-    """
-    results = [("outputs", outputs), ("tangents", directions), ("cotangents", wrt)]
-    paths = tuple(f"{field}.{name}" for field, names in results for name in names)
-    return _layout(model, _ranks(feeds), paths)
-
-
-_Ranks = tuple[tuple[str, int], ...]
-
-
-def _ranks(feeds: Feeds) -> _Ranks:
-    return tuple((path, array.ndim) for path, array in feeds.items())
-
-
-# Requests of a kind come many times, and what they have in common takes as long to find out as a small model computes.
-@lru_cache(_KINDS)
-def _free_shapes(model: Model, ranks: _Ranks) -> Mapping[str, tuple[int | None, ...]]:
-    specs = {a.name: a.shape for a in model.signature.arrays}
-    shapes: dict[str, tuple[int | None, ...]] = {}
-    for path, rank in ranks:
-        field, _, name = path.partition(".")
-        stacked = (None,) * (rank - len(specs[name])) if field != "inputs" else ()
-        shapes[path] = (*stacked, *specs[name])
-    return shapes
-
-
-@lru_cache(_KINDS)
-def _layout(model: Model, ranks: _Ranks, results: tuple[str, ...]) -> Layout | None:
-    signature = model.signature
-    if signature.mixing is not None:
-        return None
-    axes = {a.name: a.axes for a in signature.arrays}
-    stacked = any(len(axes[path.partition(".")[2]]) < rank for path, rank in ranks)
-
-    def named(path: str) -> tuple[str, ...]:
-        field, _, name = path.partition(".")
-        return (*("directions",) * (stacked and field in ("tangents", "cotangents")), *axes[name])
-
-    given, found = {path: named(path) for path, _ in ranks}, {path: named(path) for path in results}
-    if not all("batch" in names for names in (*given.values(), *found.values())):
-        return None
-    by_step = all("time" in axes[path.partition(".")[2]] for path in results if path.startswith("outputs."))
-    pulled = any(path.startswith("cotangents.") for path in results)
-    return Layout(given, found, signature.causal and signature.one_length and by_step, pulled)
-
-
-def count_rows(feeds: Feeds, directions: int | None) -> int:
-    """Count rows: sequences times directions."""
-    return next(iter(feeds.values())).shape[0] * (directions or 1)

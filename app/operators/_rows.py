@@ -1,7 +1,8 @@
 """How works are joined: their rows one after another, shorter sequences padded at the end, and the results cut again.
 
 Rows do not know of each other, so a program gives each of them the same numbers whatever stands beside it. Where step t
-knows nothing of what comes later, steps that are added at the end change nothing before them, either.
+knows nothing of what comes later, steps that are added at the end change nothing before them, either; nor do they where
+the rows have lengths, since whatever is beyond these is skipped.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -20,7 +21,7 @@ class Layout:
         feeds: the names of the axes of what the program takes, by path; each has one called `batch`.
         results: likewise, of what it returns.
         padded: whether sequences may be padded at the end. All results then belong to single steps, or are exact with
-            cotangents of zero at the steps that are added.
+            cotangents of zero at the steps that are added; or the rows have lengths.
         pulled: whether they are found in reverse mode: zeros are multiplied with what the added steps do, so what is
             not finite may come from there.
     """

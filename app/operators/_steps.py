@@ -14,8 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from app.operators import _check as checks
+from app.operators import _layouts as layouts
 from app.operators import _programs as programs
 from app.operators import _reading as reading
+from app.operators._lengths import own_steps
 from app.operators._operator import Arrays, Item, Shape, Tensors, Work
 from app.operators._sides import Side
 from app.operators._slices import Slice, select
@@ -49,6 +51,7 @@ class Steps:
         feeds: the call's arrays by path.
         casts: notes on arrays that were converted.
         budget: bytes that a chunk may hold.
+        lengths: how many steps of each trajectory are its own; None for all.
     """
 
     model: Model
@@ -56,6 +59,7 @@ class Steps:
     feeds: reading.Feeds
     casts: Sequence[str]
     budget: int
+    lengths: np.ndarray | None = None
 
     @property
     def batch(self) -> int:
@@ -113,6 +117,10 @@ class Steps:
         if self.length > 1:
             before = yield self._work("states", self._states, self.feeds, compile=False)
         rows = {path: self._rows(path, array) for path, array in {**self.feeds, **before}.items()}
+        if self.lengths is not None:
+            own = own_steps(self.lengths, self.length)
+            rows = {path: array[own.reshape(-1)] for path, array in rows.items()}
+            answer = {part: array[own] for part, array in answer.items()}
         signature = self.model.signature
         state, x, y = (_side(*arrays) for arrays in (signature.states, [self._x], signature.outputs[:1]))
         findings: list[dict[str, Any]] = []
@@ -144,7 +152,11 @@ class Steps:
         return rows, numbers if part in "AC" else self._x.shape[-1] or 0
 
     def _shaped(self, part: str, array: np.ndarray) -> np.ndarray:
-        return array.reshape(self.batch, self.length, *self._matrix(part))
+        array = array.reshape(self.batch, self.length, *self._matrix(part))
+        if self.lengths is None:
+            return array
+        still = np.eye(array.shape[-1], dtype=array.dtype) if part == "A" else np.zeros((), array.dtype)
+        return np.where(own_steps(self.lengths, self.length)[..., np.newaxis, np.newaxis], array, still)
 
     def _rows(self, path: str, array: np.ndarray) -> np.ndarray:
         """Let an array of all samples have one row per step."""
@@ -157,7 +169,7 @@ class Steps:
 
     def _work(self, kind: str, program: programs.Run, feeds: Arrays, *, compile: bool) -> Work:
         rows = kind == "rows" or self.length == 1
-        shapes: dict[str, Shape] = reading.free_shapes(self.model, dict(feeds))
+        shapes: dict[str, Shape] = layouts.free_shapes(self.model, dict(feeds))
         if rows:
             path = f"inputs.{self._x.name}"
             shapes[path] = (None, 1, *shapes[path][2:])

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from app.operators import _layouts as layouts
 from app.operators import _programs as programs
 from app.operators import _reading as reading
 from app.operators._chunks import Tensors
@@ -47,7 +48,7 @@ class Works:
         def program(arrays: Tensors) -> Tensors:
             return self.model.run(programs.primals_of(arrays), names)
 
-        shapes = reading.free_shapes(self.model, feeds)
+        shapes = layouts.free_shapes(self.model, feeds)
         shapes |= {path: (None, None, *shape[2:]) for path, shape in shapes.items() if path in self.timed}
         return self.work(("states",), program, feeds, shapes, compile=False)
 

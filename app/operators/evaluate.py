@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.calls import Call
+from app.operators import _layouts as layouts
 from app.operators import _reading as reading
 from app.operators._operator import Job, Tensors, Work
 from app.operators._programs import by_field, primals_of
@@ -39,11 +40,11 @@ class _Evaluate:
             key=(tuple(outputs), strategy),
             build=lambda: program,
             feeds=feeds,
-            shapes=reading.free_shapes(model, feeds, exact=strategy == "unrolled"),
-            rows=reading.count_rows(feeds, None),
+            shapes=layouts.free_shapes(model, feeds, exact=strategy == "unrolled"),
+            rows=layouts.count_rows(feeds, None),
             strategy=strategy,
             casts=casts,
-            layout=None if strategy == "unrolled" else reading.layout(model, feeds, outputs),
+            layout=None if strategy == "unrolled" else layouts.layout(model, feeds, outputs),
         )
         return Job.of(work)
 

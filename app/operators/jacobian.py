@@ -9,6 +9,7 @@ from app.operators import _check
 from app.operators import _reading as reading
 from app.operators._blocks import Run
 from app.operators._chained import Chained
+from app.operators._lengths import LENGTHS_PATH
 from app.operators._operator import Job, Whole
 from app.operators._plan import MODES, make_plan
 from app.operators._sides import Side
@@ -78,7 +79,8 @@ class _Jacobian:
             batch=next(iter(feeds.values())).shape[0],
             length=feeds[f"inputs.{sequences[0]}"].shape[1] if len(sequences) == 1 else 1,
             causal=signature.causal and signature.one_length,
-            stepwise=signature.obstacle is None,
+            # A padded step repeats an output that a later piece of the sequence would not know.
+            stepwise=signature.obstacle is None and LENGTHS_PATH not in feeds,
             initial=all(a.name in {s.name for s in signature.states} for a in wrt.arrays),
             width=_width(model, of, wrt),
             numbers=_numbers(model, of, wrt),

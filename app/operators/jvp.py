@@ -5,8 +5,10 @@ from typing import Any
 
 from app.calls import Call
 from app.operators import _check
+from app.operators import _layouts as layouts
 from app.operators import _programs as programs
 from app.operators import _reading as reading
+from app.operators._lengths import LENGTHS_PATH, padding_zeroed
 from app.operators._operator import Job, Tensors, Work
 from models.model import Model
 
@@ -36,6 +38,7 @@ class _Jvp:
         reading.require(given, "tangents", model.signature.inputs[0].name)
         specs = {n: reading.sized(model.signature.source(n, f"tangents.{n}"), feeds, model) for n in given}
         tangents, count = reading.read_directions(specs, given, "tangents", casts)
+        tangents = padding_zeroed(model, tangents, feeds.get(LENGTHS_PATH))
         outputs, strategy = reading.read_targets(model, call), reading.read_strategy(call)
 
         def program(arrays: Tensors) -> Tensors:
@@ -58,13 +61,13 @@ class _Jvp:
             key=(tuple(outputs), strategy),
             build=lambda: program,
             feeds={**feeds, **tangents},
-            shapes=reading.free_shapes(model, {**feeds, **tangents}, exact=strategy == "unrolled"),
-            rows=reading.count_rows(feeds, count),
+            shapes=layouts.free_shapes(model, {**feeds, **tangents}, exact=strategy == "unrolled"),
+            rows=layouts.count_rows(feeds, count),
             strategy=strategy,
             casts=casts,
             layout=None
             if strategy == "unrolled"
-            else reading.layout(model, {**feeds, **tangents}, outputs, directions=outputs),
+            else layouts.layout(model, {**feeds, **tangents}, outputs, directions=outputs),
         )
         check = _check.of_tangents(model, work, count is not None) if reading.read_flag(call, "check") else None
         return Job.of(work, check)

@@ -6,11 +6,12 @@ from typing import Any
 from app.calls import Call
 from app.operators import _reading as reading
 from app.operators._check import OPTION
+from app.operators._lengths import LENGTHS_PATH
 from app.operators._operator import Job
 from app.operators._sides import ranges
 from app.operators._steps import Steps, sequence
 from models.model import Model
-from pushforward.errors import NotDifferentiable, UnknownName
+from pushforward.errors import InvalidRequest, NotDifferentiable, UnknownName
 
 PARTS = ("A", "B", "C", "D")
 
@@ -29,6 +30,7 @@ class _Transitions:
         "States at given points are a trajectory of length 1 with the points as batch. The output of a model that "
         "returns its last step only is what it would return after each step. For models that work step by step: B and "
         "D with a floating-point input `(batch, time, feature)`, C and D with one output that has one axis of features."
+        " At padded steps, with `lengths`, the state stays: A is the identity, the others are zero."
     )
     request_fields: Sequence[str] = ("inputs",)
     response_fields: Sequence[str] = PARTS
@@ -60,14 +62,17 @@ class _Transitions:
             _check_part(model, part)
         casts: list[str] = []
         feeds = reading.read_inputs(model, call, casts)
-        steps = Steps(model, tuple(parts), feeds, casts, CHUNK_BYTES)
+        lengths, check = feeds.pop(LENGTHS_PATH, None), reading.read_flag(call, "check")
+        if check and lengths is not None and not lengths.any():
+            raise InvalidRequest("all rows have length 0, so there is no step to check; leave check out", path="check")
+        steps = Steps(model, tuple(parts), feeds, casts, CHUNK_BYTES, lengths)
         return Job(
             steps=steps.run,
             rows=steps.count,
             strategy="scan",
             casts=casts,
             nbytes=sum(steps.nbytes(part) for part in parts),
-            check=steps.check if reading.read_flag(call, "check") else None,
+            check=steps.check if check else None,
             info={"chunks": len(steps.chunks)},
             extra={"order": ranges(model.signature.states)},
         )

@@ -7,6 +7,7 @@ import numpy as np
 
 from app.calls import Call
 from app.operators import _check
+from app.operators import _layouts as layouts
 from app.operators import _programs as programs
 from app.operators import _reading as reading
 from app.operators._operator import Job, Tensors, Work
@@ -64,11 +65,11 @@ class _Vjp:
             key=(tuple(outputs), tuple(wrt), strategy),
             build=lambda: program,
             feeds={**feeds, **cotangents},
-            shapes=reading.free_shapes(model, {**feeds, **cotangents}, exact=strategy == "unrolled"),
-            rows=reading.count_rows(feeds, count),
+            shapes=layouts.free_shapes(model, {**feeds, **cotangents}, exact=strategy == "unrolled"),
+            rows=layouts.count_rows(feeds, count),
             strategy=strategy,
             casts=casts,
-            layout=None if strategy == "unrolled" else reading.layout(model, {**feeds, **cotangents}, outputs, wrt=wrt),
+            layout=None if strategy == "unrolled" else layouts.layout(model, {**feeds, **cotangents}, outputs, wrt=wrt),
         )
         check = _check.of_cotangents(model, work, count is not None) if reading.read_flag(call, "check") else None
         return Job.of(work, check)

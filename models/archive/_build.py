@@ -20,11 +20,15 @@ def build(clean: Clean, weights: Path, limits: Limits) -> keras.Model:
         with keras.saving.CustomObjectScope(Allowed(limits.allowed).classes):
             network = keras.saving.deserialize_keras_object(clean.config, safe_mode=True)
     except Exception as error:  # the configuration is somebody else's, and Keras raises almost anything
-        raise UnsafeModel(f"Keras can't build the model: {_reason(error)}; save it again from a current Keras") from error
+        raise UnsafeModel(
+            f"Keras can't build the model: {_reason(error)}; save it again from a current Keras"
+        ) from error
     if not isinstance(network, keras.Model):
         raise UnsafeModel("the archive holds no model, but a layer; save a keras.Sequential or keras.Model")
     if not network.built:
-        raise UnsafeModel("the model was never built, so the sizes of its inputs are not known; call it once, then save")
+        raise UnsafeModel(
+            "the model was never built, so the sizes of its inputs are not known; call it once, then save"
+        )
     count = network.count_params()
     if count > limits.parameters:
         raise UnsafeModel(f"the model has {count} weights, the limit is {limits.parameters}; use a smaller model")

@@ -76,7 +76,7 @@ def _bound(limits: Limits) -> None:
     tf.config.set_visible_devices([], "GPU")
     found = re.search(r"VmData:\s+(\d+) kB", _STATUS.read_text())
     used = int(found[1]) * 1024 if found else 0
-    resource.setrlimit(resource.RLIMIT_DATA, (used + limits.memory_bytes,) * 2)
+    resource.setrlimit(resource.RLIMIT_DATA, (used + limits.memory_bytes, used + limits.memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     seconds = int(limits.seconds * multiprocessing.cpu_count()) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))

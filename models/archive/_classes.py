@@ -95,7 +95,9 @@ class Allowed:
             try:
                 found = getattr(importlib.import_module(module), attribute)
             except (ImportError, AttributeError) as error:
-                raise UnsafeModel(f"{name} is allowed by the server's settings, but can't be imported: {error}") from error
+                raise UnsafeModel(
+                    f"{name} is allowed by the server's settings, but can't be imported: {error}"
+                ) from error
             self.classes[keras.saving.get_registered_name(found)] = found
             self.classes[attribute] = found
 

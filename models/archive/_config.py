@@ -4,9 +4,7 @@ What Keras builds from is what is written here, never what was sent, so that the
 """
 
 import json
-import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +19,7 @@ from models.archive._classes import (
     Allowed,
 )
 from models.archive._limits import Limits
+from models.archive._sizes import UNITS, estimate
 from pushforward.errors import MalformedBody, UnsafeModel
 
 # Where Keras keeps the classes of operations; they have no other address.
@@ -30,13 +29,14 @@ _NAME = re.compile(r"[^/\\\x00-\x1f]{1,200}")
 _POLICIES = frozenset(("float16", "float32", "float64", "bfloat16", "mixed_float16", "mixed_bfloat16"))
 _INTEGERS = re.compile(r"u?int(8|16|32|64)|bool")
 
+# What is no object at all, but a value that JSON has no word for.
+_CONSTANTS = frozenset(("__tensor__", "__numpy__"))
+_LITERALS = _CONSTANTS | {"__keras_tensor__", "__slice__", "__ellipsis__"}
+
 _DROPPED = ("regularizer", "constraint")
-_UNITS = frozenset(("units", "filters", "output_dim", "num_heads", "key_dim", "value_dim", "head_dim", "depth_multiplier"))
 _ANY_NUMBER = frozenset(("seed", "shared_object_id", "salt"))
 _LONGEST = 500
 _DEEPEST = 100
-_GATES = 4
-_RECURRENT = frozenset("GRU LSTM SimpleRNN GRUCell LSTMCell SimpleRNNCell ConvLSTM1D ConvLSTM2D ConvLSTM3D".split())
 _HOMES = {"Sequential": "keras", "Model": "keras", "Functional": "keras.src.models.functional"}
 
 
@@ -100,14 +100,18 @@ class _Cleaner:
         if not isinstance(name, str):
             raise self._refusal(layer, "it has a class without a name")
         if name in _LITERALS:
-            return {"class_name": name, "config": _LITERALS[name](self, found.get("config"), layer)}
+            return {"class_name": name, "config": self._literal(name, found.get("config"), layer)}
         config = found.get("config")
         own = config.get("name") if isinstance(config, dict) else None
         layer = own if isinstance(own, str) else layer
         kind = self._kind(found, layer)
         if name == "DTypePolicy":
-            return {"module": "keras", "class_name": name, "config": {"name": self._policy(config, layer)},
-                    "registered_name": None}
+            return {
+                "module": "keras",
+                "class_name": name,
+                "config": {"name": self._policy(config, layer)},
+                "registered_name": None,
+            }
         if not isinstance(config, dict):
             raise self._refusal(layer, "its class has no configuration")
         inner = self._config(config, layer)
@@ -145,7 +149,7 @@ class _Cleaner:
             if isinstance(found, str) and len(found) > _LONGEST:
                 raise self._refusal(layer, f"{key[:80]!r} is a text of {len(found)} characters")
             if isinstance(found, int) and not isinstance(found, bool) and key not in _ANY_NUMBER:
-                most = self.limits.units if key in _UNITS else self.limits.size
+                most = self.limits.units if key in UNITS else self.limits.size
                 if abs(found) > most:
                     raise self._refusal(layer, f"{key[:80]} is {found}, the limit is {most}")
             return found
@@ -233,7 +237,7 @@ class _Cleaner:
         self.layers += 1
         if self.layers > self.limits.layers:
             raise UnsafeModel(f"the model has more than {self.limits.layers} layers, which is the limit")
-        self.parameters += _estimate(found, config)
+        self.parameters += estimate(found, config)
         if self.parameters > 2 * self.limits.parameters:
             raise self._refusal(
                 layer, f"with it, the model has many more weights than {self.limits.parameters}, which is the limit"
@@ -242,57 +246,17 @@ class _Cleaner:
     def _refusal(self, layer: str, why: str) -> UnsafeModel:
         return UnsafeModel(f"layer {layer[:80]!r}: {why}" if layer else why)
 
-    def _tensor(self, config: Any, layer: str) -> Any:
-        if not isinstance(config, dict):
-            raise self._refusal(layer, "it refers to a tensor in an unknown way")
-        return self._mapping(config, layer)
-
-    def _constant(self, config: Any, layer: str) -> Any:
-        config = self._tensor(config, layer)
-        dtype = str(config.get("dtype"))
-        if not (dtype in _POLICIES or _INTEGERS.fullmatch(dtype)) or not _numbers(config.get("value")):
+    def _literal(self, name: str, config: Any, layer: str) -> Any:
+        written = self.value(config, "", layer)
+        if name not in _CONSTANTS:
+            return written
+        dtype, numbers = (written.get("dtype"), written.get("value")) if isinstance(written, dict) else (None, None)
+        if not _numbers(numbers):
             raise self._refusal(layer, "it holds a constant that is not made of numbers")
-        return {"value": config["value"], "dtype": self._policy(dtype, layer)}
-
-    def _bare(self, config: Any, layer: str) -> Any:
-        return self.value(config, "", layer)
-
-
-# What is no object at all, but a value that JSON has no word for.
-_LITERALS: dict[str, Callable[[_Cleaner, Any, str], Any]] = {
-    "__keras_tensor__": _Cleaner._tensor,
-    "__slice__": _Cleaner._bare,
-    "__ellipsis__": _Cleaner._bare,
-    "__tensor__": _Cleaner._constant,
-    "__numpy__": _Cleaner._constant,
-}
+        return {"value": numbers, "dtype": self._policy(dtype, layer)}
 
 
 def _numbers(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(_numbers, value))
     return isinstance(value, int | float)
-
-
-def _estimate(found: dict[str, Any], config: dict[str, Any]) -> int:
-    """Estimate how many weights a layer has, from above for those of Keras, as far as its configuration tells."""
-    name = found["class_name"]
-    units = max((v for k in _UNITS if isinstance(v := config.get(k), int)), default=0)
-    heads = config.get("num_heads")
-    built = found.get("build_config")
-    shape = _integers(built.get("input_shape")) if isinstance(built, dict) else []
-    features = max(shape, default=1) if config.get("data_format") == "channels_first" else shape[-1] if shape else 1
-    kernel = math.prod(_integers(config.get("kernel_size"))) or 1
-    if isinstance(heads, int):
-        return _GATES * features * heads * units
-    if name == "Embedding":
-        return units * max(_integers(config.get("input_dim")), default=1)
-    if name in _RECURRENT:
-        return _GATES * kernel * (features + units) * units
-    return kernel * features * units
-
-
-def _integers(value: Any) -> list[int]:
-    if isinstance(value, list):
-        return [n for item in value for n in _integers(item)]
-    return [value] if isinstance(value, int) and not isinstance(value, bool) else []

@@ -1,7 +1,7 @@
 """The zip file: three members by name, of bounded size, and nothing else is looked at."""
 
-import shutil
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ _HDF5 = b"\x89HDF\r\n\x1a\n"
 _CONVERT = 'load it where it comes from with keras.models.load_model and save it with model.save("name.keras")'
 _ENCRYPTED = 0x1
 _SHOWN = 80
+_PIECE = 2**20
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,11 @@ def read(archive: Path, directory: Path, limits: Limits) -> Members:
     try:
         with zipfile.ZipFile(archive) as found:
             members = _check(found.infolist(), limits)
-            config = _unpacked(found, members[CONFIG], limits.config_bytes)
+            config = b"".join(_pieces(found, members[CONFIG], limits.config_bytes))
             weights = directory / WEIGHTS
-            with found.open(members[WEIGHTS]) as source, weights.open("wb") as target:
-                shutil.copyfileobj(_Bounded(source, limits.weights_bytes, WEIGHTS), target, 2**20)
+            with weights.open("wb") as target:
+                for piece in _pieces(found, members[WEIGHTS], limits.weights_bytes):
+                    target.write(piece)
             return Members(config, weights)
     except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError, ValueError, RuntimeError) as error:
         # Whatever zipfile and zlib say of a file that is damaged.
@@ -85,20 +87,12 @@ def _check(infos: list[zipfile.ZipInfo], limits: Limits) -> dict[str, zipfile.Zi
     return {info.filename: info for info in infos}
 
 
-def _unpacked(archive: zipfile.ZipFile, info: zipfile.ZipInfo, most: int) -> bytes:
+def _pieces(archive: zipfile.ZipFile, info: zipfile.ZipInfo, most: int) -> Iterator[bytes]:
+    """Unpack a member, no more of it than it may have, whatever the archive declares."""
+    left = most
     with archive.open(info) as file:
-        return _Bounded(file, most, info.filename).read(most)
-
-
-class _Bounded:
-    """Reads no more than so many bytes, whatever the archive declares."""
-
-    def __init__(self, file: zipfile.ZipExtFile, most: int, name: str) -> None:
-        self._file, self._left, self._name = file, most, name
-
-    def read(self, size: int) -> bytes:
-        piece = self._file.read(size)
-        self._left -= len(piece)
-        if self._left < 0:
-            raise UnsafeModel(f"{self._name} is larger than it says; save the model again")
-        return piece
+        while piece := file.read(_PIECE):
+            left -= len(piece)
+            if left < 0:
+                raise UnsafeModel(f"{info.filename} is larger than it says; save the model again")
+            yield piece

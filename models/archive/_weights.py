@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
+import h5py  # pyright: ignore[reportMissingTypeStubs]
+import numpy as np
+from h5py import h5d, h5o  # pyright: ignore[reportMissingTypeStubs, reportAttributeAccessIssue]
 
 from models.archive._limits import Limits
 from pushforward.errors import MalformedBody, UnsafeModel
@@ -13,6 +15,7 @@ from pushforward.errors import MalformedBody, UnsafeModel
 # Deflate, shuffle and a checksum; all others are code that HDF5 would look for.
 _FILTERS = (1, 2, 3)
 _KINDS = "fiub"
+_BFLOAT16 = np.dtype("V2")  # HDF5 has no name for it, so Keras stores it as two bytes.
 _MOST_OBJECTS = 100_000
 _MOST_DEPTH = 100
 _MOST_RANK = 8
@@ -51,7 +54,7 @@ def _walk(file: h5py.File) -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
     while stack:
         path, item = stack.pop()
-        address = h5py.h5o.get_info(item.id).addr
+        address = h5o.get_info(item.id).addr
         if address in seen or len(seen) >= _MOST_OBJECTS or path.count("/") > _MOST_DEPTH:
             raise _refusal(path, "it is linked to twice, or is one of too many")
         seen.add(address)
@@ -70,9 +73,9 @@ def _walk(file: h5py.File) -> Iterator[tuple[str, Any]]:
 
 def _size(name: str, array: h5py.Dataset) -> int:
     properties = array.id.get_create_plist()
-    if array.is_virtual or properties.get_layout() == h5py.h5d.VIRTUAL or properties.get_external_count():
+    if array.is_virtual or properties.get_layout() == h5d.VIRTUAL or properties.get_external_count():
         raise _refusal(name, "its numbers are in other files")
-    if array.dtype.kind not in _KINDS or array.dtype.hasobject:
+    if array.dtype.kind not in _KINDS and array.dtype != _BFLOAT16:
         raise _refusal(name, f"it holds {array.dtype}, not numbers")
     if array.shape is None or len(array.shape) > _MOST_RANK:
         raise _refusal(name, "it has no shape, or too many axes")

@@ -20,7 +20,7 @@ from pushforward.wire._pieces import load_body
 
 _NAMED = frozenset({"inputs", "tangents", "cotangents"})  # always an object of arrays
 _EITHER = frozenset({"outputs"})  # an object of arrays in a response, a list of names in a request
-_BARE = frozenset({"jacobian", "A", "B", "C", "D"})  # an array
+_BARE = frozenset({"jacobian", "A", "B", "C", "D", "lengths"})  # an array
 
 _NUMBER = 8  # bytes of an int64 or float64
 _PIECE = 2**20  # base64 characters decoded in one step, a multiple of 4

@@ -51,6 +51,7 @@ class FakeEngine:
     cancelled: threading.Event = field(default_factory=threading.Event)
     models: dict[str, Any] = field(default_factory=lambda: {"echo": SimpleNamespace(name="echo", version=1)})
     streamed: Streamed | None = None
+    refusal: Exception | None = None
 
     async def start(self) -> None:
         self.log.append("start")
@@ -75,6 +76,7 @@ class FakeEngine:
             "outputs": [x | {"name": "y", "differentiable": True}],
             "hidden": [],
             "causal": True,
+            "ragged": True,
             "strategies": ["scan"],
             "notes": [],
             "versions": [{"version": 1}],
@@ -85,6 +87,10 @@ class FakeEngine:
 
     def count(self, operator: str, model: str, status: int, seconds: float) -> None:
         self.counted.append((operator, status))
+
+    def admit(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
 
     async def __call__(self, call: Call) -> Answer:
         self.calls.append(call)

@@ -7,13 +7,12 @@ import numpy as np
 
 import app.operators
 from app.calls import Call
+from models.gradcheck import TOLERANCES
 from models.model import Model
 from pushforward._registry import scan
 
 OPERATORS = scan(app.operators, "OPERATOR")
 
-# Of an array's largest element; in float32 of 1 if that is more: a score is a sum of numbers that cancel each other.
-TOLERANCE = {"float64": 1e-14, "float32": 1e-6}
 LEAST = {"float64": 0.0, "float32": 1.0}
 
 
@@ -88,5 +87,5 @@ def assert_same(found, alone, dtype, times=1.0):
         assert (got.shape, got.dtype) == (expected.shape, expected.dtype), path
         np.testing.assert_array_equal(np.isfinite(got), np.isfinite(expected), path)
         finite = expected[np.isfinite(expected)]
-        bound = times * TOLERANCE[dtype] * np.abs(finite).max(initial=LEAST[dtype])
+        bound = times * TOLERANCES[dtype].joined * np.abs(finite).max(initial=LEAST[dtype])
         np.testing.assert_allclose(got[np.isfinite(got)], finite, rtol=0, atol=bound, err_msg=path)

@@ -51,7 +51,8 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    ("model", "strategy"), [("seq2seq", "scan"), ("conv", "scan"), ("conv", "unrolled"), ("conv", "reverse")]
+    ("model", "strategy"),
+    [("seq2seq", "scan"), *(pytest.param("conv", s, marks=pytest.mark.slow) for s in ("scan", "unrolled", "reverse"))],
 )
 def test_adjoint_identity(client, model, strategy):
     inputs, lengths = CASES[model]
@@ -66,7 +67,7 @@ def test_adjoint_identity(client, model, strategy):
     assert left == pytest.approx(right, rel=1e-4)
 
 
-@pytest.mark.parametrize("length", [2, 5])
+@pytest.mark.parametrize("length", [2, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", CASES)
 def test_a_direction_of_another_length_is_refused(client, model, length):
     inputs, _ = CASES[model]

@@ -17,7 +17,6 @@ from pushforward.errors import (
     Overloaded,
     TooLarge,
     UnknownModel,
-    UnsafeModel,
 )
 
 X = np.linspace(-1, 1, 12).reshape(1, 3, 4)

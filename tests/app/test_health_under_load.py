@@ -103,6 +103,7 @@ def rounds_until_alive(address, steps):
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_alive_within_100_ms_under_load(address):
     rounds = rounds_until_alive(address, 200)
     assert rounds[-1][0] < 0.1, rounds

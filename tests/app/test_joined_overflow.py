@@ -46,7 +46,7 @@ def positive(work, scale=1.0):
     return replace(work, feeds={path: scale * np.abs(array) for path, array in work.feeds.items()})
 
 
-@pytest.mark.parametrize("strategy", ["scan", "reverse"])
+@pytest.mark.parametrize("strategy", ["scan", pytest.param("reverse", marks=pytest.mark.slow)])
 def test_overflow_in_steps_that_are_added(graphs, growing, strategy):
     rng = np.random.default_rng(0)
     for kind in kinds(growing, strategy):
@@ -70,7 +70,9 @@ def test_overflow_in_the_steps_of_a_compiled_program(graphs, growing):
         assert_same(found, graphs.run(growing, kind.operator, work)[0], growing.dtype)
 
 
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e300])
+@pytest.mark.parametrize(
+    "poison", [np.nan, *(pytest.param(p, marks=pytest.mark.slow) for p in (np.inf, -np.inf)), 1e300]
+)
 @pytest.mark.parametrize("name", ["stacked-rnn", pytest.param("seed-gru", marks=pytest.mark.slow)])
 def test_what_is_not_finite_stays_with_its_request(graphs, engine, name, poison):
     """Even in the first of its steps, where it spoils all that come later."""

@@ -147,7 +147,9 @@ def test_another_precision(client, archives):
     put(client, "wide", archives[0], params={"dtype": "float64"})
     described = client.get("/models/wide").json()
     assert described["dtype"] == "float64"
-    assert {a["dtype"] for kind in ("inputs", "states", "parameters", "outputs") for a in described[kind]} == {"float64"}
+    assert {a["dtype"] for kind in ("inputs", "states", "parameters", "outputs") for a in described[kind]} == {
+        "float64"
+    }
     np.testing.assert_allclose(evaluated(client, "wide"), archives[0][1], rtol=1e-5)
 
 

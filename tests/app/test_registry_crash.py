@@ -62,7 +62,10 @@ class Uploads(threading.Thread):
 def kill_and_check(tmp_path, archives, uploads_before_each_kill):
     expected, total = {}, 0
     for round_, count in enumerate(uploads_before_each_kill):
-        with (tmp_path / f"log{round_}").open("w") as log, serving(log, model_dir=tmp_path / "kept", **SETTINGS) as server:
+        with (
+            (tmp_path / f"log{round_}").open("w") as log,
+            serving(log, model_dir=tmp_path / "kept", **SETTINGS) as server,
+        ):
             found = {(m["name"], v) for m in httpx2.get(f"{server.url}/models").json() for v in m["versions"]}
             # Of a registration that was going on, nobody was told; it may have been complete.
             assert expected.keys() <= found

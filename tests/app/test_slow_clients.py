@@ -27,7 +27,9 @@ def serve(fake_engine, fake_operators, listening):
     def serve(**settings):
         settings = Settings(**settings)
         app = create_app(settings, engine_factory=lambda _: fake_engine, operators=fake_operators)
-        with listening(app, http=impatient(settings.body_timeout_s), timeout_keep_alive=30) as server:
+        with listening(
+            app, http=impatient(settings.body_timeout_s, settings.send_timeout_s), timeout_keep_alive=30
+        ) as server:
             address = server.servers[0].sockets[0].getsockname()
             yield lambda: socket.create_connection(address, timeout=10)
 

@@ -1,5 +1,7 @@
 """Archives that stock Keras wrote become models that compute the same, and whose derivatives are right."""
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from pushforward.errors import UnsafeModel
 from tests.architectures import ARCHITECTURES, build
 from tests.stock import Stock
 
+DATA = Path(__file__).with_name("data")
 EXACT = 10 * TOLERANCES["float64"].equality
 
 
@@ -24,7 +27,14 @@ def numbered(tensors):
 
 
 # The others take their time: `make test-slow`.
-SOME = {"gru_reset_before", "bidirectional_of_two_kinds", "batch_normalization", "stateful", "residual", "explicit_mask"}
+SOME = {
+    "gru_reset_before",
+    "bidirectional_of_two_kinds",
+    "batch_normalization",
+    "stateful",
+    "residual",
+    "explicit_mask",
+}
 
 
 @pytest.mark.parametrize(
@@ -79,8 +89,20 @@ def test_as_it_was_saved(name, tmp_path):
     assert compare({"y": model.run(inputs, ["y"])["y"].numpy()}, {"y": wanted}) < TOLERANCES["float32"].equality
 
 
+@pytest.mark.parametrize("path", sorted(DATA.glob("*.keras")), ids=lambda path: path.stem)
+def test_archives_of_older_releases(path):
+    model = load("m", path)
+    with np.load(path.with_suffix(".npz")) as data:
+        arrays = [data[name] for name in data.files if name != "y"]
+        inputs = {a.name: tf.constant(x, a.dtype) for a, x in zip(model.signature.inputs, arrays, strict=True)}
+        found = model.run(inputs, ["y"])["y"].numpy()
+        assert compare({"y": found}, {"y": data["y"]}) < TOLERANCES["float32"].equality
+
+
 def test_notes_say_what_differs(tmp_path):
-    notes = {name: load("m", saved(build(name)[0], tmp_path)).notes for name in ("stateful", "mixed_precision", "residual")}
+    notes = {
+        name: load("m", saved(build(name)[0], tmp_path)).notes for name in ("stateful", "mixed_precision", "residual")
+    }
     assert notes["residual"] == ()
     assert notes["mixed_precision"] == ("mixed_float16: runs in float32",)
     (note,) = notes["stateful"]
@@ -94,6 +116,15 @@ def test_a_compiled_model_with_an_optimizer(tmp_path):
     model = load("m", saved(network, tmp_path), dtype="float64")
     found = model.run({"x": tf.constant(arrays[0])}, ["y"])["y"]
     assert compare({"y": found.numpy()}, {"y": Stock(network, arrays).outputs()[0]}) < EXACT
+
+
+def test_bfloat16_must_be_converted(tmp_path):
+    network = keras.Sequential([keras.Input((None, 2)), keras.layers.Dense(3, dtype="bfloat16")])
+    path, x = saved(network, tmp_path), np.ones((1, 2, 2), np.float32)
+    with pytest.raises(UnsafeModel, match=r"bfloat16.*\?dtype=float32"):
+        load("m", path)
+    found = load("m", path, dtype="float32").run({"x": tf.constant(x)}, ["y"])["y"]
+    np.testing.assert_allclose(found, x @ np.asarray(network.get_weights()[0], np.float32), rtol=1e-6)
 
 
 def test_the_proof(tmp_path):

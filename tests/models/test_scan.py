@@ -167,8 +167,10 @@ def name(value):
     ("product", "mode"),
     [
         *every((jvp, vjp), MODES),
-        *every((stacked,), ["eager", "free", "xla"]),
-        *[(jvp_of_xs, "graph"), (stacked_xs, "eager"), (stacked_start, "eager"), (stacked_xs, "free xla")],
+        (stacked, "eager"),
+        *(pytest.param(stacked, mode, marks=pytest.mark.slow) for mode in ("free", "xla")),
+        *[(jvp_of_xs, "graph"), (stacked_xs, "eager"), (stacked_start, "eager")],
+        pytest.param(stacked_xs, "free xla", marks=pytest.mark.slow),
     ],
     ids=name,
 )
@@ -178,14 +180,18 @@ def test_first_derivatives(product, mode):
 
 @pytest.mark.parametrize(
     ("product", "mode"),
-    [(forward_over_reverse, "xla"), (reverse_over_reverse, "eager"), (reverse_over_forward, "free")],
+    [
+        pytest.param(forward_over_reverse, "xla", marks=pytest.mark.slow),
+        (reverse_over_reverse, "eager"),
+        (reverse_over_forward, "free"),
+    ],
     ids=name,
 )
 def test_second_derivatives(product, mode):
     assert error(product, mode) <= TIGHT
 
 
-@pytest.mark.parametrize("mode", ["graph", "xla"])
+@pytest.mark.parametrize("mode", ["graph", pytest.param("xla", marks=pytest.mark.slow)])
 def test_two_accumulators_inside_a_function(mode):
     assert error(forward_over_forward, mode) <= TIGHT
 
@@ -271,6 +277,7 @@ def test_derivative_around_a_function(product):
     assert compare(numbered(product(compiled, POINT, TANGENT)), wanted(product)) <= TIGHT
 
 
+@pytest.mark.slow
 def test_accumulator_around_a_function_with_a_gradient_inside():
     with Forward(POINT, TANGENT) as accumulator:
         found = compiled_gradient(POINT)
@@ -446,7 +453,9 @@ def test_the_measure_of_the_tape_sees_what_an_ordinary_loop_keeps():
     assert (long - short) / 10 > 2 * CARRIES
 
 
-@pytest.mark.parametrize("product", [reverse_over_forward, forward_over_forward], ids=name)
+@pytest.mark.parametrize(
+    "product", [reverse_over_forward, pytest.param(forward_over_forward, marks=pytest.mark.slow)], ids=name
+)
 def test_nothing_is_lost_when_tensorflow_stops_tracing_exact_shapes(monkeypatch, product):
     """After 32 shapes of an operation its rule is traced for any shape and no longer knows even the rank."""
     monkeypatch.setattr(_tf.forwardprop, "_TRACE_COUNT_LIMIT", 0)

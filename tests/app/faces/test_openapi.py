@@ -36,7 +36,14 @@ def test_operators(document, fake_operators):
         assert set(route["requestBody"]["content"]) == formats
         assert set(route["responses"]["200"]["content"]) == formats
         schema = document["components"]["schemas"][f"{name.title()}Request"]
-        assert set(schema["properties"]) == {"model", "timeout_s", "encoding", *operator.request_fields, "outputs"}
+        assert set(schema["properties"]) == {
+            "model",
+            "timeout_s",
+            "lengths",
+            "encoding",
+            *operator.request_fields,
+            "outputs",
+        }
         assert schema["required"] == ["model", *operator.required]
 
 

@@ -54,6 +54,10 @@ def model(cache, kind, in_float64):
     return cache[kind]
 
 
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
 def is_chain(job):
     return isinstance(job.steps.__self__, Chained)
 
@@ -63,16 +67,16 @@ def is_chain(job):
     [
         ("gru", 12, "y", "x", False),
         ("gru", 11, "y[1:]", "x[:, 1]", True),
-        ("gru", 13, "y[::2, 1]", "x[2:]", True),
+        slow("gru", 13, "y[::2, 1]", "x[2:]", True),
         ("gru", 13, "hidden.rnn.h[3:]", "x[1:10:3, ::-1]", False),
-        ("gru", 13, "y[4:]", "state.rnn.h[::-1]", True),
-        ("two", 12, "y[1::3]", "state", False),
+        slow("gru", 13, "y[4:]", "state.rnn.h[::-1]", True),
+        slow("two", 12, "y[1::3]", "state", False),
         ("two", 12, "y", "state.rnn.c[1]", True),
-        ("gru", 12, "y[:9]", "hidden.rnn.h", True),
-        ("two", 10, "y", "x", True),
-        ("two", 9, "y[:, 0]", "hidden.rnn.c[1:]", False),
-        ("stacked", 9, "y", "x", False),
-        ("image", 12, "y", "x", False),
+        slow("gru", 12, "y[:9]", "hidden.rnn.h", True),
+        slow("two", 10, "y", "x", True),
+        slow("two", 9, "y[:, 0]", "hidden.rnn.c[1:]", False),
+        slow("stacked", 9, "y", "x", False),
+        slow("image", 12, "y", "x", False),
     ],
 )
 def test_chains_against_reverse_mode(solve, model, kind, time, of, wrt, given):
@@ -103,14 +107,14 @@ def test_runs_and_blocks_of_every_size_give_the_same_numbers(solve, model, of, w
     inputs = {"x": np.random.default_rng(3).normal(size=(3, 13, 2))}
     wanted = solve(model, inputs, of, wrt, mode="reverse").array
     seen = set()
-    for budget in (2**28, 20_000, 5_000, 1_000, 500):
+    for budget in (2**28, 5_000, 500):
         found = solve(model, inputs, of, wrt, mode="forward", budget=budget)
         assert is_chain(found.job)
         np.testing.assert_allclose(found.array, wanted, rtol=0, atol=1e-13)
         assert found.chunks == found.job.info["chunks"]
         assert max(block.nbytes for block in found.blocks) <= max(budget, wanted[0].nbytes // wanted[0, ..., 0].size)
         seen.add((found.chunks, len(found.blocks)))
-    assert len(seen) > 2
+    assert len(seen) == 3
     assert max(seen)[0] > 3 * 2
 
 
@@ -125,7 +129,9 @@ def test_a_long_chain_is_traced_twice_and_runs_each_step_once(solve, programs, m
     assert len(programs._graphs) == 2  # the first is not given the states that it begins with
 
 
-@pytest.mark.parametrize("dtypes", [("mixed_float16", "float32"), ("mixed_float16",), ("float32", "float64")])
+@pytest.mark.parametrize(
+    "dtypes", [slow(("mixed_float16", "float32")), ("mixed_float16",), slow(("float32", "float64"))]
+)
 def test_no_chain_of_states_without_fast_products(solve, dtypes):
     layers = [L.GRU(2, return_sequences=True, dtype=dtype) for dtype in dtypes]
     mixed = Model("mixed", keras.Sequential([keras.Input((None, 2)), *layers]))
@@ -137,6 +143,7 @@ def test_no_chain_of_states_without_fast_products(solve, dtypes):
 
 
 @pytest.mark.parametrize("kind", ["gru"])
+@pytest.mark.slow
 def test_compiled_programs_give_the_same_numbers(prepare, solve, model, monkeypatch):
     monkeypatch.setattr(jacobian, "_WORTH_COMPILING", -1)
     compiled = Programs(compiled=8)

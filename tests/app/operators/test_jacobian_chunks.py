@@ -36,7 +36,7 @@ def x():
         ("y[1:]", "x[::2]", 4),
         pytest.param("y[::-1, 0]", "hidden.gru.h", 2 * T, marks=pytest.mark.slow),
         pytest.param("hidden.gru.h", "param.gru.kernel[1]", 3 * H, marks=pytest.mark.slow),
-        ("state.gru.h", "x[::-1, 1]", T),
+        pytest.param("state.gru.h", "x[::-1, 1]", T, marks=pytest.mark.slow),
     ],
 )
 def test_every_size_of_chunks_gives_the_same_numbers(solve, small, x, of, wrt, row, mode):
@@ -71,7 +71,7 @@ def test_chunks_of_a_batch_that_is_no_multiple(solve, small):
     np.testing.assert_allclose(parts.array, whole.array, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("wrt", ["x", "hidden.gru.h"])
+@pytest.mark.parametrize("wrt", ["x", pytest.param("hidden.gru.h", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["forward", "reverse"])
 def test_exact_zeros_above_the_diagonal(solve, small, x, mode, wrt):
     later = np.triu(np.ones((T, T), bool), 1)
@@ -81,7 +81,7 @@ def test_exact_zeros_above_the_diagonal(solve, small, x, mode, wrt):
         assert np.all(np.abs(blocks[~later]).max((1, 2, 3)) > 0)
 
 
-@pytest.mark.parametrize("model", ["seed-gru", "stacked-rnn"])
+@pytest.mark.parametrize("model", [pytest.param("seed-gru", marks=pytest.mark.slow), "stacked-rnn"])
 def test_exact_zeros_above_the_diagonal_of_built_in_models(solve, engine, model):
     served = engine.models[model]
     x = np.random.default_rng(8).normal(size=(2, T, served.signature.inputs[0].shape[-1]))
@@ -100,7 +100,7 @@ def test_what_comes_after_is_not_even_computed(solve, small, x):
     assert found.job.info["steps"] == found.job.info["passes"] == 0
 
 
-@pytest.mark.parametrize("mode", ["forward", "reverse"])
+@pytest.mark.parametrize("mode", [pytest.param("forward", marks=pytest.mark.slow), "reverse"])
 def test_no_zeros_above_the_diagonal_of_a_bidirectional_model(solve, engine, mode):
     x = np.random.default_rng(8).normal(size=(1, T, 3)).astype("float32")
     found = solve(engine.models["bi-gru"], {"x": x}, "y", "x", mode=mode)

@@ -139,7 +139,9 @@ def test_a_model_that_is_not_causal_runs_all_steps():
     assert plan.kinds[0].window == (0, 6)
 
 
-@pytest.mark.parametrize("mode", [pytest.param("auto", marks=pytest.mark.slow), "forward", "reverse"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("auto", marks=pytest.mark.slow), "forward", pytest.param("reverse", marks=pytest.mark.slow)]
+)
 def test_terabytes_are_planned_with_few_cuts(mode, monkeypatch):
     cuts = []
     monkeypatch.setattr(_plan, "Chunk", lambda *fields: cuts.append(fields) or Chunk(*fields))

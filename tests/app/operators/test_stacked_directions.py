@@ -59,7 +59,8 @@ MODELS = {
 }
 
 
-BY_DEFAULT = ("two", "bidirectional", "tokens", "dense")
+BY_DEFAULT = ("two", "tokens", "dense")
+ALL = [n if n in BY_DEFAULT else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
 
 
 @pytest.fixture(scope="module")
@@ -112,20 +113,20 @@ def check_pull(made, name, wrt, directions=0, jit=False):
     assert any(np.any(a != 0) for a in found.values())
 
 
-@pytest.mark.parametrize("name", [n if n in BY_DEFAULT else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
+@pytest.mark.parametrize("name", ALL)
 def test_reverse_by_inputs_states_and_parameters(made, name):
     model, _, _, sources = made(name)
     check_pull(made, name, [*sources, *(p.name for p in model.signature.parameters)])
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in BY_DEFAULT else pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n != "dense"]
-)
+@pytest.mark.parametrize("name", [name for name in ALL if name != "dense"])
 def test_reverse_by_the_matrices_of_steps(made, name):
     check_pull(made, name, made(name)[3] or [p.name for p in made(name)[0].signature.parameters], directions=100)
 
 
-@pytest.mark.parametrize("name", ["two", "bidirectional", "tokens", "image"])
+@pytest.mark.parametrize(
+    "name", ["two", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bidirectional", "tokens", "image"))]
+)
 def test_forward_by_the_matrices_of_steps(made, name):
     model, inputs, outputs, wrt = made(name)
     point = programs.point_of(model, inputs, wrt)
@@ -159,7 +160,11 @@ def test_what_an_output_does_not_depend_on_is_zeros(made):
 
 
 @pytest.mark.parametrize(
-    "wrt", [["x"], ["x", "state.gru_2.h", "hidden.gru_1.h", "param.gru_1.kernel", "param.dense.bias"]]
+    "wrt",
+    [
+        pytest.param(["x"], marks=pytest.mark.slow),
+        ["x", "state.gru_2.h", "hidden.gru_1.h", "param.gru_1.kernel", "param.dense.bias"],
+    ],
 )
 def test_vjps_of_many_stacked_cotangents_over_http(ask, wrt):
     rng = np.random.default_rng(4)

@@ -29,7 +29,7 @@ def test_the_registry_holds_these_four():
     assert set(found) == {"seed-gru", "stacked-rnn", "lstm-last", "bi-gru"}
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize("name", [n if n == "lstm-last" else pytest.param(n, marks=pytest.mark.slow) for n in ENTRIES])
 def test_loading_gives_the_same_weights_after_other_models_and_random_draws(name, loaded):
     np.random.random(7)  # noqa: NPY002
     tf.random.normal([3])

@@ -1,0 +1,5 @@
+"""`python -m pushforward.cli`, which is `pushforward`."""
+
+from pushforward.cli import main
+
+main()
