@@ -24,6 +24,7 @@ from typing import Any
 from tools.image_build import BASE, IMAGE, build, composition, make_base, run
 
 ROOT = Path(__file__).parent.parent
+# Given as text, so that it imports the server's packages from where the server does.
 PROBE = Path(__file__).with_name("image_probe.py")
 USER = 10001
 TOOLS = ("buildah", "debootstrap", "git", "unshare")
@@ -38,7 +39,7 @@ class Container:
         root: where its file system is mounted.
         config: of the image.
         port: that it listens on.
-        state: a directory with its volume `models`, its file of `keys`, and the `probe`.
+        state: a directory with its volume `models` and its file of `keys`.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Container:
     @property
     def volumes(self) -> dict[str, str]:
         """What is mounted, by place."""
-        return {"/models": "models", "/run/secrets/keys": "keys", "/opt/probe.py": "probe"}
+        return {"/models": "models", "/run/secrets/keys": "keys"}
 
     @property
     def settings(self) -> list[str]:
@@ -156,7 +157,7 @@ def check(box: Container) -> None:
         box.buildah("python", "-m", "app.keys", "check", "--role", "admin"), check=True, text=True, capture_output=True
     )
     (box.state / "keys").write_text(key.stdout)
-    ask = ["python", "/opt/probe.py"], (f"http://127.0.0.1:{box.port}", key.stderr.split()[-1])
+    ask = ["python", "-c", PROBE.read_text()], (f"http://127.0.0.1:{box.port}", key.stderr.split()[-1])
     command = box.config["Cmd"]
 
     print("\nfirst run, by buildah")
@@ -204,7 +205,6 @@ def main() -> int:
         (state / "models").mkdir(parents=True)
         os.chown(state / "models", USER, USER)
         (state / "keys").touch()
-        shutil.copy(PROBE, state / "probe")
         box = stack.enter_context(container(arguments.device, state))
         sizes = composition(box.root)
         print(

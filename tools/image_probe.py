@@ -1,4 +1,4 @@
-"""What `tools.image_check` runs inside of the container, `image_probe.py register|ask URL KEY`; no image holds it."""
+"""What `tools.image_check` runs inside of the container with the arguments register|ask URL KEY; no image holds it."""
 
 import os
 import sys
