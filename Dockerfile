@@ -1,4 +1,4 @@
-# The server, for CPUs by default and for NVIDIA's GPUs with --build-arg DEVICE=gpu. `make image-check` builds and tries it.
+# The server, for CPUs by default and for NVIDIA's GPUs with --build-arg DEVICE=gpu; `make image-check` tries it.
 
 # Debian itself instead of an image of Python: its Python gets security fixes, and its packages alone make it anew.
 ARG BASE=docker.io/library/debian:trixie-20260918-slim@sha256:a99cfc517144bc59b1978475ec53b46ecabec7e43635402ee5b77cc54cd1b20a
