@@ -6,6 +6,7 @@ OLDEST_PYTHON ?= python3.11
 HOST ?= $(or $(PUSHFORWARD_HOST),127.0.0.1)
 PORT ?= $(or $(PUSHFORWARD_PORT),8000)
 ARGS ?=
+DEVICE ?= cpu
 
 BIN := .venv/bin
 UV := $(BIN)/uv
@@ -13,6 +14,7 @@ UV := $(BIN)/uv
 SYNC = $(UV) pip sync --quiet --require-hashes --compile-bytecode
 LOCK = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-config \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(UPGRADE)
+WANTED := pyproject.toml requirements/server.in
 
 # Stamps: what is in .venv now. The server's comes first, so `make demo` on a fresh machine needs no test tools.
 BOOTED := .venv/.booted
@@ -20,7 +22,7 @@ SERVER := .venv/.server
 TESTED := .venv/.tested
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo serve test test-slow test-oldest check format bench lock clean
+.PHONY: help env demo serve test test-slow test-oldest image image-check check format bench lock clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -59,6 +61,7 @@ check: $(TESTED) ## formatting, lint, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
 
 format: $(TESTED) ## rewrite what ruff can put right
 	$(BIN)/ruff check --fix .
@@ -85,11 +88,19 @@ bench: $(SERVER) .venv-jax/.stamp .venv-tesseract/.stamp ## measure against the 
 test-oldest: .venv-oldest/.stamp ## run tests/models on the oldest TensorFlow and Keras
 	.venv-oldest/bin/python -m pytest tests/models $(ARGS)
 
+image: ## build the image by Docker [DEVICE=gpu]
+	docker build --build-arg DEVICE=$(DEVICE) --build-arg REVISION=$$(git rev-parse HEAD) -t pushforward:$(DEVICE) .
+
+image-check: ## build the image and try what it promises; as root, with buildah and debootstrap [DEVICE=gpu]
+	$(PYTHON) -m tools.image_check --device $(DEVICE)
+
 lock: $(BOOTED) ## pin the requirements anew, keeping what still fits [UPGRADE=--upgrade]
 	$(LOCK) requirements/bootstrap.in -o requirements/bootstrap.txt
-	$(LOCK) pyproject.toml requirements/server.in -o requirements/server.txt
-	$(LOCK) -c requirements/server.txt pyproject.toml requirements/server.in requirements/test.in -o requirements/test.txt
-	$(LOCK) pyproject.toml requirements/server.in requirements/oldest.in -o requirements/oldest.txt
+	$(LOCK) $(WANTED) requirements/tensorflow.in -o requirements/server.txt
+	$(LOCK) -c requirements/server.txt $(WANTED) requirements/tensorflow.in requirements/test.in -o requirements/test.txt
+	$(LOCK) -c requirements/server.txt $(WANTED) requirements/tensorflow-cpu.in -o requirements/image-cpu.txt
+	$(LOCK) -c requirements/server.txt $(WANTED) requirements/tensorflow-gpu.in -o requirements/image-gpu.txt
+	$(LOCK) $(WANTED) requirements/oldest.in -o requirements/oldest.txt
 	$(LOCK) requirements/bench-jax.in -o requirements/bench-jax.txt
 	$(LOCK) requirements/bench-tesseract.in -o requirements/bench-tesseract.txt
 
