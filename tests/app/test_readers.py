@@ -75,6 +75,7 @@ def test_a_jacobian_that_is_not_read_is_dropped(server):
         assert read(connection) < SIZE / 2
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_read_slowly_comes_whole(server):
     with jacobian(server) as connection:
         size, start = 0, time.monotonic()

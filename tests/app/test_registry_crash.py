@@ -84,6 +84,7 @@ def kill_and_check(tmp_path, archives, uploads_before_each_kill):
     assert total >= sum(uploads_before_each_kill)
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_outlasts_a_kill(tmp_path, archives):
     kill_and_check(tmp_path, archives, [2, 1, 0])
 
@@ -96,7 +97,7 @@ def test_a_hundred_uploads_and_kills_between(tmp_path, archives):
 @pytest.mark.slow
 def test_two_hundred_cycles(tmp_path, archives):
     request = {"model": "stacked-rnn", "inputs": {"x": np.ones((2, 5, 4)).tolist()}}
-    settings = {**SETTINGS, "models": "stacked-rnn", "warm": "true"}
+    settings = {**SETTINGS, "models": "stacked-rnn"}
     with (tmp_path / "log").open("w") as log, serving(log, **settings) as served:
         server = Server(served.process, served.port)
         with httpx2.Client(base_url=server.url, timeout=120) as client:
