@@ -158,7 +158,7 @@ def process(tmp_path):
 
 def test_a_real_server_writes_one_line_for_each_request(process):
     url, key, end = process
-    body = {"model": "stacked-rnn", "inputs": {"x": [[[0.25, 0.5, 0.75, 1.0]]]}}
+    body = {"model": "stacked-rnn", "inputs": {"x": [[[0.2503091, 0.5, 0.75, 1.0]]]}}
     assert httpx2.post(f"{url}/evaluate", json=body, timeout=60).status_code == 401
     authorized = {"Authorization": f"Bearer {key}"}
     assert httpx2.post(f"{url}/evaluate", json=body, headers=authorized, timeout=60).status_code == 200
@@ -171,7 +171,7 @@ def test_a_real_server_writes_one_line_for_each_request(process):
     assert any("requests need an API key" in line["message"] for line in told)
     assert any(line["logger"] == "uvicorn.error" for line in told)
     assert key not in log
-    assert "0.25" not in log
+    assert "0.2503091" not in log
 
 
 def test_an_answer_that_is_cut_short_says_so(fake_engine, fake_operators, written):
