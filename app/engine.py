@@ -17,7 +17,7 @@ from app.calls import Answer, Call, Streamed
 from app.kinds import Kinds
 from app.metrics import Metrics, labelled
 from app.operators._operator import Arrays, Check, Item, Job, Operator, Whole
-from app.programs import Programs, device
+from app.programs import Programs, device, use_threads
 from app.registration import Hooks, Registration
 from app.registry import Registry, Version
 from app.runs import Runs, Usage
@@ -242,6 +242,7 @@ class Engine:
         return about if job.whole is None else about | {"seconds": float(f"{self._runs.seconds(job.flops):.3g}")}
 
     def _load(self) -> None:
+        use_threads(self._settings.threads)
         self._device = device()
         self._registry.add_built_in(self._settings.models)
         for model in self._registry.models.values():

@@ -118,6 +118,12 @@ class Settings(BaseSettings):
         description="Programs that XLA compiles, for sizes that come often: a second or more once, in the background, "
         "then up to ten times faster. The one unused for longest makes room. 0: none.",
     )
+    threads: int = Field(
+        default=1,
+        ge=1,
+        description="Threads of one operation on a CPU. One is the fastest for layers of up to some 128 units "
+        "and leaves the other cores to HTTP; for larger ones, up to as many as there are cores.",
+    )
     batch_rows: int = Field(
         default=64,
         ge=1,

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from app.calls import Call
 from app.operators.jvp import OPERATOR
-from app.programs import Programs
+from app.programs import Programs, use_threads
+from app.settings import Settings
 from benchmarks._gru import UNITS, WEIGHTS, WORKLOADS
 from benchmarks._tf_jacobians import run_job
 from benchmarks._worker import Arrays, Program, serve
@@ -41,4 +42,5 @@ if __name__ == "__main__":
         for name in WORKLOADS:
             network(name).save(Path(*folder, f"{name}.keras"))
     else:
+        use_threads(Settings.model_fields["threads"].default)  # as the server does
         serve(build, {"tensorflow": tf.__version__, "keras": keras.__version__})

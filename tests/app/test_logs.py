@@ -134,7 +134,7 @@ def process(tmp_path):
     text, key = keys.make("alice", "use")
     (tmp_path / "keys.txt").write_text(key.line)
     set_up = {"PORT": "0", "LOG_FORMAT": "json", "API_KEYS_FILE": str(tmp_path / "keys.txt")}
-    set_up |= {"MODELS": "stacked-rnn", "WARM": "false", "COMPILED_SHAPES": "0"}
+    set_up |= {"MODELS": "stacked-rnn", "WARM": "false", "COMPILED_PROGRAMS": "0", "THREADS": "3"}
     environment = os.environ | {f"PUSHFORWARD_{name}": value for name, value in set_up.items()}
     command = [sys.executable, "-m", "app"]
     with (
@@ -169,6 +169,7 @@ def test_a_real_server_writes_one_line_for_each_request(process):
         ("app.access", 200, "alice"),
     ]
     assert any("requests need an API key" in line["message"] for line in told)
+    assert any(line["message"] == "threads of one operation on a CPU: 3" for line in told)
     assert any(line["logger"] == "uvicorn.error" for line in told)
     assert key not in log
     assert "0.2503091" not in log

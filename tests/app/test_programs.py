@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from app.operators._operator import Work
 from app.operators._rows import Layout
-from app.programs import Programs
+from app.programs import Programs, use_threads
 from models.signature import Array
 from pushforward.errors import InvalidArray, Overloaded
 
@@ -245,3 +246,11 @@ def test_an_error_of_ours_is_not_blamed_on_the_request():
 
     with pytest.raises(ValueError, match="a slip"):
         Programs().run(make_model(), "evaluate", Counted(wrong).work(np.ones((1, 1, 2))))
+
+
+def test_threads_that_come_too_late_are_told(caplog):
+    tf.zeros(1)  # from here on TensorFlow does not change its mind
+    had = tf.config.threading.get_intra_op_parallelism_threads()
+    use_threads(had + 1)
+    assert "stays" in caplog.text
+    assert tf.config.threading.get_intra_op_parallelism_threads() == had
